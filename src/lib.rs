@@ -1,0 +1,26 @@
+//! tidegate: a rate-limiting reverse proxy whose replicas enforce one limit
+//! together, without a central store.
+//!
+//! A module imports strictly lower layers only; `tests/layers.rs` enforces it.
+//!
+//! | layer | modules | role |
+//! |---|---|---|
+//! | 8 | `main`, `cli` | arguments to commands to exit status |
+//! | 7 | `app` | composition: binds every socket, owns start and stop |
+//! | 6 | `config` | one field for each module's own configuration |
+//! | 5 | `admin` | gRPC for operators, HTTP for the kubelet and Prometheus |
+//! | 4 | `proxy`, `peer` | the data path; the mesh between replicas |
+//! | 3 | `discovery` | who the peers are |
+//! | 2 | `replication` (pure) | what replicas owe each other |
+//! | 1 | `limiter` (pure) | may this request pass, and if not, when |
+//! | 0 | `time`, `wire`, `runtime`, `telemetry` | clock, generated code, plumbing |
+//!
+//! Pure modules have no tokio, tonic, hyper, sockets, files, randomness or
+//! clock: time comes in as an argument, events go in, actions come out. That is
+//! what lets `tests/sim` drive a whole cluster with a virtual clock.
+
+pub mod runtime;
+pub mod time;
+pub mod wire;
+
+pub mod limiter;

@@ -1,0 +1,335 @@
+//! Limiter (layer 1, pure): may this request pass, and if not, when?
+//!
+//! Time comes in as a [`Timestamp`], a request as [`Attributes`]; nothing here
+//! reads a clock, a socket or a file. Layer 2 keeps what peers spent beside each
+//! bucket through [`Companion`].
+//!
+//! Invariants:
+//! - a refused request spends nothing: either every enforcing limit is charged
+//!   or none;
+//! - no code path holds the guards of two buckets at once;
+//! - a bucket that does not exist is a full bucket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use smallvec::SmallVec;
+
+use crate::time::Timestamp;
+
+mod bucket;
+mod decision;
+pub mod key;
+mod limit;
+mod path;
+mod quota;
+mod request;
+mod rule;
+mod store;
+#[cfg(test)]
+mod testing;
+mod tokens;
+
+pub use bucket::{Due, TokenBucket};
+pub use decision::{Check, Decision, Outcome, Verdict};
+pub use key::{BucketId, KeyBuf, KeyValue};
+pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode};
+pub use path::{PathError, PathPattern, normalise};
+pub use quota::{Quota, Rate, RateError};
+pub use request::{Attributes, Client};
+pub use rule::{Condition, Extracted, KeyPart, KeyTextError, Missing, Rule, Source};
+pub use store::{Slot, Store};
+pub use tokens::Tokens;
+
+/// What a higher layer does with a bucket whenever its own ledger moves.
+pub trait Companion: Send + Sync + 'static {
+    /// What it keeps beside a bucket.
+    type State: Send + Sync + 'static;
+
+    /// The ledger of `slot` grew (spent or returned). Called under the bucket's
+    /// guard: it must not touch another bucket, block or await. `quota` is the
+    /// bucket's, `cost` what was just moved.
+    fn moved(
+        &self,
+        id: BucketId,
+        slot: &mut Slot<Self::State>,
+        quota: &Quota,
+        cost: Tokens,
+        now: Timestamp,
+    );
+
+    /// Whether the bucket may be dropped although it is full and idle.
+    fn may_drop(&self, state: &Self::State, now: Timestamp) -> bool;
+}
+
+/// A limiter without peers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Alone;
+
+impl Companion for Alone {
+    type State = ();
+
+    fn moved(&self, _: BucketId, _: &mut Slot<()>, _: &Quota, _: Tokens, _: Timestamp) {}
+
+    fn may_drop(&self, (): &(), _: Timestamp) -> bool {
+        true
+    }
+}
+
+/// All limits and all buckets of a process. Shared by every thread.
+#[derive(Debug)]
+pub struct Limiter<C: Companion> {
+    limits: ArcSwap<LimitSet>,
+    store: Store<C::State>,
+    companion: C,
+}
+
+/// A limit that applies to the request at hand.
+struct Charge<'a> {
+    index: LimitIndex,
+    limit: &'a Limit,
+    bucket: BucketId,
+    key: KeyBuf,
+}
+
+impl<C: Companion> Limiter<C> {
+    /// A limiter that checks `limits`.
+    pub fn new(limits: LimitSet, companion: C) -> Self {
+        Self { limits: ArcSwap::from_pointee(limits), store: Store::default(), companion }
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> Arc<LimitSet> {
+        self.limits.load_full()
+    }
+
+    /// The buckets.
+    pub const fn store(&self) -> &Store<C::State> {
+        &self.store
+    }
+
+    /// What the higher layer shares with every check.
+    pub const fn companion(&self) -> &C {
+        &self.companion
+    }
+
+    /// Decides on `request` at `now`, and charges it if it may pass.
+    ///
+    /// With several enforcing limits the cost is first held in each bucket, in
+    /// the order of their identities; only when all hold is it spent, and if one
+    /// lacks room the rest is given back.
+    pub fn decide(&self, request: &impl Attributes, now: Timestamp) -> Decision {
+        let limits = self.limits.load();
+        let mut charges: SmallVec<[Charge<'_>; 2]> = SmallVec::new();
+        for (index, limit) in limits.iter() {
+            if !limit.rule().applies(request) {
+                continue;
+            }
+            let mut key = KeyBuf::new();
+            match limit.rule().extract(request, &mut key) {
+                Extracted::Key => {}
+                Extracted::Skipped => continue,
+                Extracted::Denied(part) => {
+                    let verdict = Verdict::MissingPart { limit: index, part };
+                    return Decision { verdict, checks: SmallVec::new() };
+                }
+            }
+            let bucket = limit.bucket_id(key.as_bytes());
+            charges.push(Charge { index, limit, bucket, key });
+        }
+        self.charge(&charges, now)
+    }
+
+    fn charge(&self, charges: &[Charge<'_>], now: Timestamp) -> Decision {
+        let enforcing = charges.iter().filter(|c| c.limit.mode() == Mode::Enforce).count();
+        let mut checks: SmallVec<[Check; 2]> =
+            charges.iter().map(|charge| charge.unchecked()).collect();
+        let refused = match enforcing {
+            0 => false,
+            1 => {
+                let only = charges.iter().position(|c| c.limit.mode() == Mode::Enforce);
+                only.is_some_and(|i| !self.spend(&charges[i], &mut checks[i], now))
+            }
+            _ => !self.spend_all(charges, &mut checks, now),
+        };
+        // A shadow limit is charged only for what really passes.
+        for (charge, check) in charges.iter().zip(&mut checks) {
+            if charge.limit.mode() == Mode::Shadow {
+                if refused {
+                    self.observe(charge, check, now);
+                } else {
+                    self.spend(charge, check, now);
+                }
+            }
+        }
+        let verdict = if refused {
+            let last = checks.iter().enumerate().filter(|(_, c)| c.outcome == Outcome::Refused);
+            Verdict::Refused(last.max_by_key(|(_, c)| c.due).map_or(0, |(i, _)| i))
+        } else {
+            Verdict::Admitted
+        };
+        Decision { verdict, checks }
+    }
+
+    /// Takes and spends in one step. `false` if there is no room.
+    fn spend(&self, charge: &Charge<'_>, check: &mut Check, now: Timestamp) -> bool {
+        self.at_bucket(charge, check, now, |slot, check| {
+            let taken = slot.bucket.try_take(check.cost);
+            if taken {
+                slot.admitted = slot.admitted.saturating_add(1);
+                self.commit(charge.bucket, slot, check, now);
+            } else {
+                refuse(charge, slot, check);
+            }
+            taken
+        })
+    }
+
+    /// All enforcing limits or none.
+    fn spend_all(&self, charges: &[Charge<'_>], checks: &mut [Check], now: Timestamp) -> bool {
+        let mut order: SmallVec<[usize; 4]> =
+            (0..charges.len()).filter(|i| charges[*i].limit.mode() == Mode::Enforce).collect();
+        order.sort_unstable_by_key(|i| charges[*i].bucket);
+        let mut refused = false;
+        let mut held: SmallVec<[usize; 4]> = SmallVec::new();
+        for i in order {
+            let ok = self.at_bucket(&charges[i], &mut checks[i], now, |slot, check| {
+                if refused {
+                    // Another limit already refuses: only say whether this one would.
+                    if slot.bucket.level() < check.cost {
+                        refuse(&charges[i], slot, check);
+                    }
+                    return true;
+                }
+                let taken = slot.bucket.try_take(check.cost);
+                if taken {
+                    slot.held = slot.held.saturating_add(micros(check.cost));
+                } else {
+                    refuse(&charges[i], slot, check);
+                }
+                taken
+            });
+            if !ok {
+                refused = true;
+            } else if !refused {
+                held.push(i);
+            }
+        }
+        for i in held {
+            self.at_bucket(&charges[i], &mut checks[i], now, |slot, check| {
+                slot.held = slot.held.saturating_sub(micros(check.cost));
+                if refused {
+                    slot.bucket.shift(&check.quota, check.cost);
+                } else {
+                    slot.admitted = slot.admitted.saturating_add(1);
+                    self.commit(charges[i].bucket, slot, check, now);
+                }
+            });
+        }
+        !refused
+    }
+
+    /// Only says whether a shadow limit would have refused.
+    fn observe(&self, charge: &Charge<'_>, check: &mut Check, now: Timestamp) {
+        self.at_bucket(charge, check, now, |slot, check| {
+            if slot.bucket.level() < check.cost {
+                refuse(charge, slot, check);
+            }
+        });
+    }
+
+    fn commit(&self, id: BucketId, slot: &mut Slot<C::State>, check: &mut Check, now: Timestamp) {
+        slot.spent = slot.spent.saturating_add(micros(check.cost));
+        check.outcome = Outcome::Admitted;
+        self.companion.moved(id, slot, &check.quota, check.cost, now);
+    }
+
+    /// Runs `f` on the bucket of `charge`, advanced to `now`, and records the
+    /// bucket's state afterwards.
+    fn at_bucket<R>(
+        &self,
+        charge: &Charge<'_>,
+        check: &mut Check,
+        now: Timestamp,
+        f: impl FnOnce(&mut Slot<C::State>, &mut Check) -> R,
+    ) -> R {
+        let quota = check.quota;
+        let key = Some(charge.key.as_bytes());
+        self.store.with(charge.bucket, charge.index, &quota, key, now, |slot| {
+            slot.bucket.advance(&quota, now);
+            let result = f(slot, check);
+            check.level = slot.bucket.level();
+            check.due = slot.bucket.due(&quota, check.cost);
+            check.full_in = slot.bucket.full_in(&quota);
+            result
+        })
+    }
+
+    /// Gives back what `decision` was charged, because the request never reached
+    /// the upstream. To be called at most once for a decision.
+    pub fn refund(&self, decision: &Decision, now: Timestamp) {
+        for check in decision.checks.iter().filter(|c| c.outcome == Outcome::Admitted) {
+            self.store.with_existing(check.bucket, |slot| {
+                let cost = micros(check.cost);
+                // A bucket that was dropped and made anew never spent this.
+                if slot.net() < cost {
+                    return;
+                }
+                slot.bucket.advance(&check.quota, now);
+                slot.returned = slot.returned.saturating_add(cost);
+                slot.bucket.shift(&check.quota, check.cost);
+                self.companion.moved(check.bucket, slot, &check.quota, check.cost, now);
+            });
+        }
+    }
+
+    /// Drops the buckets that are full and were not used for `idle`; returns how
+    /// many went. A full bucket loses nothing.
+    pub fn expire(&self, idle: Duration, now: Timestamp) -> usize {
+        let limits = self.limits.load();
+        self.store.retain(|id, slot| {
+            let Some(limit) = limits.get(slot.limit) else { return false };
+            let quota = limit.quota(id);
+            if now.since(slot.bucket.advanced_at()) < idle || slot.held > 0 {
+                return true;
+            }
+            let mut bucket = slot.bucket;
+            bucket.advance(quota, now);
+            bucket.level() < quota.burst()
+                || slot.companion.as_ref().is_some_and(|c| !self.companion.may_drop(c, now))
+        })
+    }
+}
+
+impl Charge<'_> {
+    fn unchecked(&self) -> Check {
+        let quota = *self.limit.quota(self.bucket);
+        Check {
+            limit: self.index,
+            bucket: self.bucket,
+            cost: self.limit.cost(),
+            quota,
+            outcome: Outcome::NotCharged,
+            level: quota.burst(),
+            due: Due::Now,
+            full_in: Some(0),
+        }
+    }
+}
+
+fn refuse<S>(charge: &Charge<'_>, slot: &mut Slot<S>, check: &mut Check) {
+    slot.refused = slot.refused.saturating_add(1);
+    check.outcome = match charge.limit.mode() {
+        Mode::Enforce => Outcome::Refused,
+        Mode::Shadow => Outcome::ShadowRefused,
+    };
+}
+
+/// A cost as unsigned micro-tokens; costs are never negative.
+fn micros(cost: Tokens) -> u64 {
+    u64::try_from(cost.micros()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests;

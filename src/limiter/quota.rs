@@ -1,0 +1,254 @@
+//! Quota (layer 1, pure): how fast a bucket refills and how much it holds.
+//!
+//! A rate of `n` tokens per `k` milliseconds is, in the units of the bucket,
+//! exactly `n / k` micro-tokens per nanosecond (one token per millisecond is
+//! 10^6 micro-tokens per 10^6 ns). Refilling is therefore one multiplication
+//! and one division whose remainder the bucket carries on: nothing is rounded
+//! away, for 1/d as for 1,000,000/s.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::tokens::Tokens;
+
+/// Tokens per period. Zero tokens block everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    tokens: u64,
+    period_ms: u32,
+}
+
+/// Why a rate cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RateError {
+    /// Not of the form `N/period`.
+    #[error("`{0}` is not a rate: write N/s, N/min, N/h, N/d or N/<duration> such as 5/10s")]
+    Form(String),
+    /// The number of tokens is not a whole number in range.
+    #[error("`{0}` is not a whole number of tokens from 0 to {max}", max = Tokens::MAX_WHOLE)]
+    Tokens(String),
+    /// The period is not a whole number of milliseconds in range.
+    #[error("`{0}` is not a period of whole milliseconds from 1ms to 49d")]
+    Period(String),
+    /// More than a token per nanosecond.
+    #[error("`{0}` is more than 1,000,000,000 tokens per second")]
+    TooFast(String),
+}
+
+impl Rate {
+    /// `tokens` every `period`.
+    ///
+    /// # Errors
+    /// If the period is not a whole number of milliseconds from 1 ms to 49 d, or
+    /// the rate is above 10^9 tokens per second.
+    pub fn try_new(tokens: u64, period: Duration) -> Result<Self, RateError> {
+        let text = || format!("{tokens}/{}", humantime::format_duration(period));
+        if tokens > Tokens::MAX_WHOLE {
+            return Err(RateError::Tokens(tokens.to_string()));
+        }
+        let millis = u32::try_from(period.as_millis())
+            .ok()
+            .filter(|ms| *ms > 0 && period.subsec_nanos() % 1_000_000 == 0)
+            .ok_or_else(|| RateError::Period(text()))?;
+        if tokens > u64::from(millis) * 1_000_000 {
+            return Err(RateError::TooFast(text()));
+        }
+        Ok(Self { tokens, period_ms: millis })
+    }
+
+    /// Tokens per period.
+    pub const fn tokens(self) -> u64 {
+        self.tokens
+    }
+
+    /// The period in milliseconds.
+    pub const fn period_ms(self) -> u32 {
+        self.period_ms
+    }
+
+    /// Whether the rate lets nothing pass, ever.
+    pub const fn is_blocked(self) -> bool {
+        self.tokens == 0
+    }
+
+    /// Tokens per second, for estimates and display.
+    pub fn per_second(self) -> f64 {
+        self.tokens as f64 * 1000.0 / f64::from(self.period_ms)
+    }
+
+    /// The refill over `nanos` nanoseconds, given the `carry` left by the last
+    /// one: whole micro-tokens and the new carry (below `period_ms`).
+    pub(super) fn refill(self, nanos: u64, carry: u32) -> (u64, u32) {
+        let period = u64::from(self.period_ms);
+        match nanos.checked_mul(self.tokens).and_then(|p| p.checked_add(u64::from(carry))) {
+            // The remainder is below `period_ms`, a u32.
+            Some(product) => (product / period, (product % period) as u32),
+            None => {
+                let product = u128::from(nanos) * u128::from(self.tokens) + u128::from(carry);
+                let micros = product / u128::from(period);
+                let rest = (product % u128::from(period)) as u32;
+                (u64::try_from(micros).unwrap_or(u64::MAX), rest)
+            }
+        }
+    }
+
+    /// Nanoseconds until `micros` more micro-tokens have come, given `carry`.
+    /// `None` if they never come.
+    pub(super) fn nanos_for(self, micros: u64, carry: u32) -> Option<u64> {
+        if micros == 0 {
+            return Some(0);
+        }
+        if self.tokens == 0 {
+            return None;
+        }
+        let units = u128::from(micros) * u128::from(self.period_ms) - u128::from(carry);
+        u64::try_from(units.div_ceil(u128::from(self.tokens))).ok()
+    }
+}
+
+impl FromStr for Rate {
+    type Err = RateError;
+
+    fn from_str(text: &str) -> Result<Self, RateError> {
+        let form = || RateError::Form(text.to_owned());
+        let (count, period) = text.trim().split_once('/').ok_or_else(form)?;
+        let (count, period) = (count.trim(), period.trim());
+        if count.is_empty() || period.is_empty() {
+            return Err(form());
+        }
+        let digits: String = count.chars().filter(|c| *c != '_').collect();
+        let tokens = digits
+            .parse::<u64>()
+            .ok()
+            .filter(|n| *n <= Tokens::MAX_WHOLE)
+            .ok_or_else(|| RateError::Tokens(count.to_owned()))?;
+        let period = match period {
+            "s" | "sec" | "second" => Duration::from_secs(1),
+            "m" | "min" | "minute" => Duration::from_secs(60),
+            "h" | "hour" => Duration::from_secs(3600),
+            "d" | "day" => Duration::from_secs(86_400),
+            "ms" => Duration::from_millis(1),
+            other => {
+                humantime::parse_duration(other).map_err(|_| RateError::Period(other.to_owned()))?
+            }
+        };
+        Self::try_new(tokens, period).map_err(|error| match error {
+            RateError::Period(_) => RateError::Period(text.to_owned()),
+            RateError::TooFast(_) => RateError::TooFast(text.to_owned()),
+            RateError::Form(_) | RateError::Tokens(_) => error,
+        })
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.period_ms {
+            1000 => write!(f, "{}/s", self.tokens),
+            60_000 => write!(f, "{}/min", self.tokens),
+            3_600_000 => write!(f, "{}/h", self.tokens),
+            86_400_000 => write!(f, "{}/d", self.tokens),
+            ms => {
+                let period = humantime::format_duration(Duration::from_millis(u64::from(ms)));
+                write!(f, "{}/{}", self.tokens, period.to_string().replace(' ', ""))
+            }
+        }
+    }
+}
+
+/// A rate and the capacity of the bucket that it fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Quota {
+    rate: Rate,
+    burst: Tokens,
+}
+
+impl Quota {
+    /// A bucket of `burst` tokens refilled at `rate`; `None` if the burst is
+    /// zero for a rate that is not, or above [`Tokens::MAX_WHOLE`].
+    pub fn try_new(rate: Rate, burst: u64) -> Option<Self> {
+        if burst == 0 && !rate.is_blocked() {
+            return None;
+        }
+        Some(Self { rate, burst: Tokens::from_whole(burst)? })
+    }
+
+    /// The refill rate.
+    pub const fn rate(&self) -> Rate {
+        self.rate
+    }
+
+    /// The capacity.
+    pub const fn burst(&self) -> Tokens {
+        self.burst
+    }
+
+    /// How far below zero a level may go: max(burst, two seconds of the rate).
+    /// What peers spent beyond that is forgiven.
+    pub fn debt_cap(&self) -> Tokens {
+        // Rates are at most 10^9/s, so two seconds are at most 2*10^15 micros.
+        let (two_seconds, _) = self.rate.refill(2_000_000_000, 0);
+        Tokens::from_micros(self.burst.micros().max(i64::try_from(two_seconds).unwrap_or(i64::MAX)))
+    }
+
+    /// Time from empty to full in seconds, rounded up; `None` when blocked.
+    pub fn fill_seconds(&self) -> Option<u64> {
+        self.rate
+            .nanos_for(u64::try_from(self.burst.micros()).unwrap_or(0), 0)
+            .map(|nanos| nanos.div_ceil(1_000_000_000))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_parse_and_print() {
+        for (text, tokens, period, printed) in [
+            ("100/min", 100, 60_000, "100/min"),
+            ("5/10s", 5, 10_000, "5/10s"),
+            ("1/ms", 1, 1, "1/1ms"),
+            ("1/d", 1, 86_400_000, "1/d"),
+            ("1_000/s", 1000, 1000, "1000/s"),
+            (" 7 / 1500ms ", 7, 1500, "7/1s500ms"),
+            ("0/s", 0, 1000, "0/s"),
+        ] {
+            let rate: Rate = text.parse().unwrap();
+            assert_eq!((rate.tokens(), rate.period_ms()), (tokens, period), "{text}");
+            assert_eq!(rate.to_string(), printed);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_represented_is_refused() {
+        for text in [
+            "",
+            "100",
+            "/s",
+            "5/",
+            "-1/s",
+            "1.5/s",
+            "5/0s",
+            "5/1us",
+            "5/1ns",
+            "5/50d",
+            "1000000000001/d",
+            "2000000/ms",
+            "99999999999999999999/s",
+            "5/s/s",
+            "5/fortnight",
+        ] {
+            assert!(text.parse::<Rate>().is_err(), "{text}");
+        }
+        assert!(Quota::try_new("5/s".parse().unwrap(), 0).is_none());
+        assert!(Quota::try_new("0/s".parse().unwrap(), 0).is_some());
+        assert!(Quota::try_new("5/s".parse().unwrap(), u64::MAX).is_none());
+    }
+
+    #[test]
+    fn the_window_of_a_quota_is_its_fill_time() {
+        let quota = Quota::try_new("100/min".parse().unwrap(), 20).unwrap();
+        assert_eq!(quota.fill_seconds(), Some(12));
+    }
+}

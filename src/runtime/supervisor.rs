@@ -1,0 +1,175 @@
+//! Supervised tasks: the only place that spawns.
+//!
+//! Every long-lived task has a name and an [`OnExit`]. A critical task that ends
+//! before the process wants to leave, by returning or by a panic, is a
+//! [`Failure`] that ends the process with a non-zero status: a proxy without its
+//! accept loop must not look alive.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::thread::JoinHandle;
+
+use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
+
+/// What the end of a task means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnExit {
+    /// The process cannot go on without it.
+    Fail,
+    /// It may end at any time.
+    Ignore,
+}
+
+/// A critical task that ended too early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The task's name.
+    pub task: String,
+    /// How it ended.
+    pub reason: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "task `{}` ended: {}", self.task, self.reason)
+    }
+}
+
+/// Spawns named tasks and learns of their end. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Supervisor {
+    failures: mpsc::UnboundedSender<Failure>,
+    tracker: TaskTracker,
+}
+
+impl Supervisor {
+    /// A supervisor, and where the failures of its critical tasks arrive.
+    pub fn new() -> (Self, mpsc::UnboundedReceiver<Failure>) {
+        let (failures, receiver) = mpsc::unbounded_channel();
+        (Self { failures, tracker: TaskTracker::new() }, receiver)
+    }
+
+    /// Runs `task` on the current runtime.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    #[allow(clippy::disallowed_methods, reason = "this is the one place that spawns")]
+    pub fn spawn<T>(&self, name: impl Into<String>, on_exit: OnExit, task: T)
+    where
+        T: Future<Output = ()> + Send + 'static,
+    {
+        let guard = self.guard(name.into(), on_exit);
+        self.tracker.spawn(async move {
+            task.await;
+            guard.returned();
+        });
+    }
+
+    /// Starts a thread that runs `work` on a single-threaded runtime of its own.
+    /// The thread is critical unless it returns `Ok`.
+    ///
+    /// # Errors
+    /// If the thread or its runtime cannot be made.
+    pub fn spawn_thread<F, T>(&self, name: &str, work: F) -> io::Result<JoinHandle<()>>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Future<Output = ()>,
+    {
+        let guard = self.guard(name.to_owned(), OnExit::Fail);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let local = tokio::task::LocalSet::new();
+            local.block_on(&runtime, async move { work().await });
+            guard.finished();
+        })
+    }
+
+    /// Waits until every spawned task has ended. No more may be spawned.
+    pub async fn finished(&self) {
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+
+    fn guard(&self, task: String, on_exit: OnExit) -> Guard {
+        Guard { task, on_exit, failures: self.failures.clone() }
+    }
+}
+
+/// Reports the end of a task, also when a panic drops it.
+struct Guard {
+    task: String,
+    on_exit: OnExit,
+    failures: mpsc::UnboundedSender<Failure>,
+}
+
+impl Guard {
+    fn returned(mut self) {
+        self.report("it returned");
+        self.on_exit = OnExit::Ignore;
+    }
+
+    fn finished(mut self) {
+        self.on_exit = OnExit::Ignore;
+    }
+
+    fn report(&self, reason: &str) {
+        if self.on_exit == OnExit::Fail {
+            // Nobody listens any more once the process is leaving.
+            let _ =
+                self.failures.send(Failure { task: self.task.clone(), reason: reason.to_owned() });
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.report("it panicked");
+        }
+    }
+}
+
+/// Runs a short-lived task (one connection) on the current thread's
+/// [`LocalSet`](tokio::task::LocalSet).
+///
+/// # Panics
+/// Outside of one.
+#[allow(clippy::disallowed_methods, reason = "this is the one place that spawns")]
+pub fn spawn_local(task: impl Future<Output = ()> + 'static) {
+    drop(tokio::task::spawn_local(task));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_critical_task_that_ends_is_a_failure() {
+        let (supervisor, mut failures) = Supervisor::new();
+        supervisor.spawn("quiet", OnExit::Ignore, async {});
+        supervisor.spawn("accept loop", OnExit::Fail, async {});
+        let failure = failures.recv().await.unwrap();
+        assert_eq!(failure.to_string(), "task `accept loop` ended: it returned");
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_a_failure() {
+        let (supervisor, mut failures) = Supervisor::new();
+        supervisor.spawn("mesh", OnExit::Fail, async { panic!("expected by the test") });
+        assert_eq!(failures.recv().await.unwrap().reason, "it panicked");
+    }
+
+    #[tokio::test]
+    async fn a_thread_that_panics_is_a_failure_and_one_that_finishes_is_not() {
+        let (supervisor, mut failures) = Supervisor::new();
+        let fine = supervisor.spawn_thread("fine", || async {}).unwrap();
+        fine.join().unwrap();
+        let broken =
+            supervisor.spawn_thread("broken", || async { panic!("expected by the test") }).unwrap();
+        assert!(broken.join().is_err());
+        assert_eq!(failures.recv().await.unwrap().task, "broken");
+        assert!(failures.try_recv().is_err());
+    }
+}

@@ -1,0 +1,135 @@
+//! Time (layer 0): the only file that reads a clock.
+//!
+//! Everything that decides takes a [`Timestamp`] as an argument, so that tests
+//! and the simulation drive time themselves. Timestamps are monotonic: a step
+//! of the wall clock changes no bucket.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+/// A moment of one process's monotonic clock, in nanoseconds since its origin.
+///
+/// Timestamps of different clocks cannot be compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    /// The origin of the clock.
+    pub const ZERO: Self = Self(0);
+
+    /// The moment `nanos` nanoseconds after the origin.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// The moment `millis` milliseconds after the origin.
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis.saturating_mul(1_000_000))
+    }
+
+    /// Nanoseconds since the origin.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Whole milliseconds since the origin.
+    pub const fn as_millis(self) -> u64 {
+        self.0 / 1_000_000
+    }
+
+    /// Nanoseconds since `earlier`, zero if `earlier` is later.
+    pub const fn nanos_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// Time since `earlier`, zero if `earlier` is later.
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.nanos_since(earlier))
+    }
+
+    /// This moment plus `nanos` nanoseconds, capped at the end of time.
+    #[must_use]
+    pub const fn plus_nanos(self, nanos: u64) -> Self {
+        Self(self.0.saturating_add(nanos))
+    }
+
+    /// This moment plus `duration`, capped at the end of time.
+    #[must_use]
+    pub fn plus(self, duration: Duration) -> Self {
+        self.plus_nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// Where timestamps come from.
+#[derive(Clone, Debug)]
+pub struct Clock(Source);
+
+#[derive(Clone, Debug)]
+enum Source {
+    Monotonic(Instant),
+    Manual(Arc<AtomicU64>),
+}
+
+impl Clock {
+    /// A clock that follows the system's monotonic clock from now on.
+    #[allow(clippy::disallowed_methods, reason = "this is the one place that reads a clock")]
+    pub fn monotonic() -> Self {
+        // The origin lies an hour back, so that code may subtract from a fresh
+        // timestamp without reaching zero.
+        let now = Instant::now();
+        Self(Source::Monotonic(now.checked_sub(Duration::from_secs(3600)).unwrap_or(now)))
+    }
+
+    /// A clock that stands still until [`Clock::set`] moves it.
+    pub fn manual(start: Timestamp) -> Self {
+        Self(Source::Manual(Arc::new(AtomicU64::new(start.0))))
+    }
+
+    /// The current moment.
+    #[allow(clippy::disallowed_methods, reason = "this is the one place that reads a clock")]
+    pub fn now(&self) -> Timestamp {
+        match &self.0 {
+            Source::Monotonic(origin) => Timestamp(
+                u64::try_from(Instant::now().saturating_duration_since(*origin).as_nanos())
+                    .unwrap_or(u64::MAX),
+            ),
+            Source::Manual(nanos) => Timestamp(nanos.load(Ordering::Acquire)),
+        }
+    }
+
+    /// Moves a manual clock forward to `to`; a real clock, or a moment in the
+    /// past, is left alone.
+    pub fn set(&self, to: Timestamp) {
+        if let Source::Manual(nanos) = &self.0 {
+            nanos.fetch_max(to.0, Ordering::AcqRel);
+        }
+    }
+}
+
+/// The wall clock, for `Date` fields and logs only; nothing decides by it.
+#[allow(clippy::disallowed_methods, reason = "this is the one place that reads a clock")]
+pub fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manual_clock_never_goes_back() {
+        let clock = Clock::manual(Timestamp::from_nanos(5));
+        clock.set(Timestamp::from_nanos(9));
+        clock.set(Timestamp::from_nanos(7));
+        assert_eq!(clock.now(), Timestamp::from_nanos(9));
+    }
+
+    #[test]
+    fn a_real_clock_advances() {
+        let clock = Clock::monotonic();
+        let first = clock.now();
+        assert!(clock.now() >= first);
+        assert_eq!(first.nanos_since(clock.now().plus_nanos(1)), 0);
+    }
+}
