@@ -24,3 +24,4 @@ pub mod time;
 pub mod wire;
 
 pub mod limiter;
+pub mod replication;

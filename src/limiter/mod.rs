@@ -47,20 +47,31 @@ pub trait Companion: Send + Sync + 'static {
     /// What it keeps beside a bucket.
     type State: Send + Sync + 'static;
 
-    /// The ledger of `slot` grew (spent or returned). Called under the bucket's
-    /// guard: it must not touch another bucket, block or await. `quota` is the
-    /// bucket's, `cost` what was just moved.
-    fn moved(
+    /// Something happened to a bucket by this replica's own requests. Called
+    /// under the bucket's guard: it must not touch another bucket, block or
+    /// await. `quota` is the bucket's.
+    fn happened(
         &self,
+        event: Event,
         id: BucketId,
         slot: &mut Slot<Self::State>,
         quota: &Quota,
-        cost: Tokens,
         now: Timestamp,
     );
 
     /// Whether the bucket may be dropped although it is full and idle.
     fn may_drop(&self, state: &Self::State, now: Timestamp) -> bool;
+}
+
+/// What a request did to a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// This much was added to `spent`.
+    Spent(Tokens),
+    /// This much was added to `returned`.
+    Returned(Tokens),
+    /// A request of this cost found no room.
+    Refused(Tokens),
 }
 
 /// A limiter without peers.
@@ -70,7 +81,7 @@ pub struct Alone;
 impl Companion for Alone {
     type State = ();
 
-    fn moved(&self, _: BucketId, _: &mut Slot<()>, _: &Quota, _: Tokens, _: Timestamp) {}
+    fn happened(&self, _: Event, _: BucketId, _: &mut Slot<()>, _: &Quota, _: Timestamp) {}
 
     fn may_drop(&self, (): &(), _: Timestamp) -> bool {
         true
@@ -180,7 +191,7 @@ impl<C: Companion> Limiter<C> {
                 slot.admitted = slot.admitted.saturating_add(1);
                 self.commit(charge.bucket, slot, check, now);
             } else {
-                refuse(charge, slot, check);
+                self.refuse(charge, slot, check, now);
             }
             taken
         })
@@ -198,7 +209,7 @@ impl<C: Companion> Limiter<C> {
                 if refused {
                     // Another limit already refuses: only say whether this one would.
                     if slot.bucket.level() < check.cost {
-                        refuse(&charges[i], slot, check);
+                        self.refuse(&charges[i], slot, check, now);
                     }
                     return true;
                 }
@@ -206,7 +217,7 @@ impl<C: Companion> Limiter<C> {
                 if taken {
                     slot.held = slot.held.saturating_add(micros(check.cost));
                 } else {
-                    refuse(&charges[i], slot, check);
+                    self.refuse(&charges[i], slot, check, now);
                 }
                 taken
             });
@@ -234,7 +245,7 @@ impl<C: Companion> Limiter<C> {
     fn observe(&self, charge: &Charge<'_>, check: &mut Check, now: Timestamp) {
         self.at_bucket(charge, check, now, |slot, check| {
             if slot.bucket.level() < check.cost {
-                refuse(charge, slot, check);
+                self.refuse(charge, slot, check, now);
             }
         });
     }
@@ -242,7 +253,23 @@ impl<C: Companion> Limiter<C> {
     fn commit(&self, id: BucketId, slot: &mut Slot<C::State>, check: &mut Check, now: Timestamp) {
         slot.spent = slot.spent.saturating_add(micros(check.cost));
         check.outcome = Outcome::Admitted;
-        self.companion.moved(id, slot, &check.quota, check.cost, now);
+        self.companion.happened(Event::Spent(check.cost), id, slot, &check.quota, now);
+    }
+
+    fn refuse(
+        &self,
+        charge: &Charge<'_>,
+        slot: &mut Slot<C::State>,
+        check: &mut Check,
+        now: Timestamp,
+    ) {
+        slot.refused = slot.refused.saturating_add(1);
+        check.outcome = match charge.limit.mode() {
+            Mode::Enforce => Outcome::Refused,
+            Mode::Shadow => Outcome::ShadowRefused,
+        };
+        let event = Event::Refused(check.cost);
+        self.companion.happened(event, charge.bucket, slot, &check.quota, now);
     }
 
     /// Runs `f` on the bucket of `charge`, advanced to `now`, and records the
@@ -279,7 +306,8 @@ impl<C: Companion> Limiter<C> {
                 slot.bucket.advance(&check.quota, now);
                 slot.returned = slot.returned.saturating_add(cost);
                 slot.bucket.shift(&check.quota, check.cost);
-                self.companion.moved(check.bucket, slot, &check.quota, check.cost, now);
+                let event = Event::Returned(check.cost);
+                self.companion.happened(event, check.bucket, slot, &check.quota, now);
             });
         }
     }
@@ -316,14 +344,6 @@ impl Charge<'_> {
             full_in: Some(0),
         }
     }
-}
-
-fn refuse<S>(charge: &Charge<'_>, slot: &mut Slot<S>, check: &mut Check) {
-    slot.refused = slot.refused.saturating_add(1);
-    check.outcome = match charge.limit.mode() {
-        Mode::Enforce => Outcome::Refused,
-        Mode::Shadow => Outcome::ShadowRefused,
-    };
 }
 
 /// A cost as unsigned micro-tokens; costs are never negative.

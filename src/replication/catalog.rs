@@ -1,0 +1,83 @@
+//! Catalog: how a peer's limits map to this replica's.
+//!
+//! Entries name a limit by its index in the sender's Hello. A limit that only
+//! one side has is normal while a configuration rolls out; one whose key parts
+//! differ names other buckets and is left alone; one with another quota shares
+//! its buckets, but their levels are not compared.
+
+use super::frame::LimitDeclaration;
+use crate::limiter::{LimitIndex, LimitSet};
+
+/// One of the peer's limits, seen from here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mapped {
+    pub(super) index: LimitIndex,
+    pub(super) same_quota: bool,
+}
+
+/// All of a peer's limits, seen from here.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Catalog {
+    mapped: Vec<Option<Mapped>>,
+    mismatches: Vec<String>,
+}
+
+impl Catalog {
+    pub(super) fn new(theirs: &[LimitDeclaration], ours: &LimitSet) -> Self {
+        let mut mismatches = Vec::new();
+        let mut mapped = Vec::with_capacity(theirs.len());
+        for declared in theirs {
+            let Some((index, limit)) = ours.find(&declared.name) else {
+                mismatches.push(format!("{}: not configured here", declared.name));
+                mapped.push(None);
+                continue;
+            };
+            if limit.parts_hash() != declared.parts {
+                mismatches.push(format!("{}: other key parts", declared.name));
+                mapped.push(None);
+                continue;
+            }
+            let quota = limit.default_quota();
+            let same_quota = quota.rate().tokens() == declared.tokens
+                && u64::from(quota.rate().period_ms()) == declared.period_ms
+                && u64::try_from(quota.burst().micros()) == Ok(declared.burst);
+            if !same_quota {
+                mismatches.push(format!("{}: other quota", declared.name));
+            }
+            mapped.push(Some(Mapped { index, same_quota }));
+        }
+        for (_, limit) in ours.iter() {
+            if !theirs.iter().any(|declared| declared.name == limit.name()) {
+                mismatches.push(format!("{}: not configured there", limit.name()));
+            }
+        }
+        Self { mapped, mismatches }
+    }
+
+    /// The limit here that the peer calls by `index`.
+    pub(super) fn map(&self, index: u32) -> Option<Mapped> {
+        self.mapped.get(usize::try_from(index).ok()?).copied().flatten()
+    }
+
+    /// What differs, for people: `limit: how`.
+    pub(super) fn mismatches(&self) -> &[String] {
+        &self.mismatches
+    }
+}
+
+/// This replica's limits, as it declares them.
+pub(super) fn declare(limits: &LimitSet) -> Vec<LimitDeclaration> {
+    limits
+        .iter()
+        .map(|(_, limit)| {
+            let quota = limit.default_quota();
+            LimitDeclaration {
+                name: limit.name().to_owned(),
+                parts: limit.parts_hash(),
+                tokens: quota.rate().tokens(),
+                period_ms: quota.rate().period_ms().into(),
+                burst: quota.burst().micros().unsigned_abs(),
+            }
+        })
+        .collect()
+}

@@ -1,0 +1,691 @@
+//! Engine: everything that replication decides away from the hot path.
+//!
+//! One owner drives it: [`Engine::open`], [`Engine::receive`] and
+//! [`Engine::close`] when sessions say so, [`Engine::tick`] when
+//! [`Engine::next_deadline`] has come or buckets are marked, and
+//! [`Engine::transmit`] for every session that has room for a frame, until it
+//! returns `None`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::ReplicatedLimiter;
+use super::catalog::{Catalog, declare};
+use super::contacts::{Contacts, DialFailure};
+use super::frame::{Body, Frame, Hello, Incarnation};
+use super::ledger::{Base, Mark, OriginId};
+use super::peer::{Peer, PeerState, PeerView, Pending, Wanted};
+use crate::limiter::{BucketId, LimitSet};
+use crate::time::Timestamp;
+
+mod receive;
+mod transmit;
+mod view;
+
+pub use receive::Violation;
+pub use view::{BucketView, Stats};
+
+/// The protocol version this replica speaks.
+pub const VERSION: u32 = 1;
+/// The oldest protocol version it understands.
+pub const OLDEST_VERSION: u32 = 1;
+
+/// Shortest time between two flushes of urgent buckets.
+const SPACING: Duration = Duration::from_millis(5);
+/// A flush older than this is made anew before it is sent.
+const FRESH: Duration = Duration::from_millis(10);
+/// How often a bucket that is only asked for is spoken of.
+const ASKED_INTERVAL: Duration = Duration::from_millis(250);
+/// Heartbeats while buckets are spoken of, and otherwise.
+const BUSY_BEAT: Duration = Duration::from_millis(100);
+const IDLE_BEAT: Duration = Duration::from_secs(1);
+/// How long a bucket spoken of keeps a peer busy.
+const BUSY_FOR: Duration = Duration::from_secs(1);
+/// Heartbeats missed until a peer is suspect.
+const MISSED_BEATS: u32 = 3;
+/// Sessions at most, so that strangers cannot use up memory.
+const MAX_SESSIONS: usize = 1024;
+/// How many join timeouts a peer that answered may take for its snapshot.
+const SNAPSHOT_PATIENCE: u32 = 5;
+
+/// What an engine is told at its start.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Replicas of other groups are strangers.
+    pub group: String,
+    /// A label for people.
+    pub name: String,
+    /// Where this replica believes it can be dialled; may be empty.
+    pub address: String,
+    /// A bucket whose requests stop has told everything after this long.
+    pub sync_interval: Duration,
+    /// How long a start waits for a peer to answer.
+    pub join_timeout: Duration,
+    /// How long a silent peer that is still listed is not given up.
+    pub share_hold: Duration,
+    /// Whether peers are configured at all.
+    pub expects_peers: bool,
+}
+
+/// Names a session; chosen by the driver, never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// Who dialled a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// This replica, at this address.
+    Dialled(SocketAddr),
+    /// The other one.
+    Accepted,
+}
+
+/// A session that was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// An older session with the same peer that the driver is to end.
+    pub replaces: Option<SessionId>,
+}
+
+/// Why a session is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The peer is this replica itself.
+    #[error("this is the same replica")]
+    Myself,
+    /// Another session with the peer stays.
+    #[error("another session with this replica stays")]
+    Duplicate,
+    /// Another group.
+    #[error("group `{theirs}` is not `{ours}`")]
+    Group {
+        /// This replica's.
+        ours: String,
+        /// The peer's.
+        theirs: String,
+    },
+    /// No common protocol version.
+    #[error(
+        "protocol versions {oldest} to {version} and {OLDEST_VERSION} to {VERSION} do not meet"
+    )]
+    Version {
+        /// The peer's oldest.
+        oldest: u32,
+        /// The peer's newest.
+        version: u32,
+    },
+    /// Too many sessions.
+    #[error("there are already {MAX_SESSIONS} sessions")]
+    TooMany,
+    /// This replica is leaving.
+    #[error("this replica is leaving")]
+    Leaving,
+}
+
+/// Bucket totals put back by base when a frame is lost.
+type Sent = Vec<(BucketId, Base)>;
+
+#[derive(Debug)]
+struct Session {
+    peer: Incarnation,
+    dialled: bool,
+    /// Number of the next frame to send, and of the newest received.
+    next_seq: u64,
+    received: u64,
+    their_stamp: u64,
+    their_stamp_at: Timestamp,
+    /// Update frames not yet acknowledged, with what they contained.
+    in_flight: VecDeque<(u64, Sent)>,
+    said_goodbye: bool,
+    /// The peer has not had the present limits.
+    hello_due: bool,
+    hellos: u64,
+}
+
+/// Ids of origins; they are met as peers or only named in snapshots.
+#[derive(Debug, Default)]
+struct Origins {
+    ids: HashMap<Incarnation, OriginId>,
+    names: HashMap<OriginId, Incarnation>,
+    next: u32,
+}
+
+impl Origins {
+    fn intern(&mut self, incarnation: Incarnation) -> OriginId {
+        let next = self.next;
+        let id = *self.ids.entry(incarnation).or_insert(OriginId(next));
+        if id.0 == next {
+            self.next = next.wrapping_add(1);
+            self.names.insert(id, incarnation);
+        }
+        id
+    }
+
+    fn find(&self, incarnation: Incarnation) -> Option<OriginId> {
+        self.ids.get(&incarnation).copied()
+    }
+
+    fn name(&self, id: OriginId) -> Option<Incarnation> {
+        self.names.get(&id).copied()
+    }
+
+    fn retain(&mut self, keep: impl Fn(Incarnation) -> bool) {
+        self.ids.retain(|incarnation, _| keep(*incarnation));
+        self.names.retain(|_, incarnation| keep(*incarnation));
+    }
+}
+
+/// Replication's state. See the [module](self).
+#[derive(Debug)]
+pub struct Engine {
+    settings: Settings,
+    me: Incarnation,
+    limiter: Arc<ReplicatedLimiter>,
+    limits: Arc<LimitSet>,
+    peers: BTreeMap<Incarnation, Peer>,
+    sessions: BTreeMap<SessionId, Session>,
+    contacts: Contacts,
+    origins: Origins,
+    urgent: VecDeque<BucketId>,
+    urgent_at: Timestamp,
+    /// Buckets to flush later, in order of time.
+    quiet: VecDeque<(Timestamp, BucketId)>,
+    asked: VecDeque<(Timestamp, BucketId)>,
+    started_at: Timestamp,
+    listed_at: Option<Timestamp>,
+    snapshots_done: u64,
+    joined: bool,
+    leaving: Option<String>,
+    swept_at: Timestamp,
+    stats: Stats,
+}
+
+impl Engine {
+    /// An engine for the replica `me`, starting at `now`.
+    pub fn new(
+        settings: Settings,
+        me: Incarnation,
+        limiter: Arc<ReplicatedLimiter>,
+        now: Timestamp,
+    ) -> Self {
+        let joined = !settings.expects_peers;
+        let limits = limiter.limits();
+        Self {
+            settings,
+            me,
+            limiter,
+            limits,
+            peers: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            contacts: Contacts::new(me),
+            origins: Origins::default(),
+            urgent: VecDeque::new(),
+            urgent_at: now,
+            quiet: VecDeque::new(),
+            asked: VecDeque::new(),
+            started_at: now,
+            listed_at: None,
+            snapshots_done: 0,
+            joined,
+            leaving: None,
+            swept_at: now,
+            stats: Stats::default(),
+        }
+    }
+
+    /// This replica's life.
+    pub const fn incarnation(&self) -> Incarnation {
+        self.me
+    }
+
+    /// Whether the replica knows what its peers know, or has waited long enough.
+    pub const fn is_joined(&self) -> bool {
+        self.joined
+    }
+
+    /// The limiter whose buckets this engine replicates.
+    pub const fn limiter(&self) -> &Arc<ReplicatedLimiter> {
+        &self.limiter
+    }
+
+    /// The first frame that a dialler sends.
+    pub fn greeting(&self, now: Timestamp) -> Frame {
+        Frame {
+            seq: 1,
+            ack: 0,
+            stamp_ms: now.as_millis(),
+            echo_ms: 0,
+            held_ms: 0,
+            body: Body::Hello(self.hello(1)),
+        }
+    }
+
+    fn hello(&self, revision: u64) -> Hello {
+        Hello {
+            version: VERSION,
+            oldest_version: OLDEST_VERSION,
+            group: self.settings.group.clone(),
+            incarnation: self.me,
+            name: self.settings.name.clone(),
+            address: self.settings.address.clone(),
+            limits: declare(&self.limits),
+            peers: Vec::new(),
+            joining: !self.joined,
+            revision,
+        }
+    }
+
+    /// A session begins with the peer's first frame, which must be a Hello. The
+    /// side that accepted then sends its own with the first
+    /// [`transmit`](Self::transmit).
+    ///
+    /// # Errors
+    /// If there is not to be a session; nothing changed then, except that an
+    /// address may now be known to be this replica itself.
+    pub fn open(
+        &mut self,
+        id: SessionId,
+        side: Side,
+        hello: Hello,
+        stamp_ms: u64,
+        now: Timestamp,
+    ) -> Result<Opened, Refusal> {
+        let theirs = hello.incarnation;
+        if let Side::Dialled(address) = side
+            && let Some(gone) = self.contacts.answered(address, theirs, now)
+        {
+            self.bury_if_lost(gone, now);
+        }
+        let replaces = self.admit(side, &hello)?;
+        if let Some(old) = replaces {
+            self.close(old, now);
+        }
+        let address = match side {
+            Side::Dialled(address) => address.to_string(),
+            Side::Accepted => hello.address.clone(),
+        };
+        let catalog = Catalog::new(&hello.limits, &self.limits);
+        let origin = self.origins.intern(theirs);
+        let met = self.peers.contains_key(&theirs);
+        let peer = self.peers.entry(theirs).or_insert_with(|| Peer {
+            origin,
+            name: String::new(),
+            address: String::new(),
+            session: None,
+            state: PeerState::Live,
+            catalog: Catalog::default(),
+            pending: Pending::default(),
+            resync: false,
+            snapshot: None,
+            wanted: None,
+            round_trip: 0,
+            heard_at: now,
+            sent_at: now,
+            active_until: now,
+            active_since: now,
+            lost_at: None,
+        });
+        peer.name = hello.name;
+        peer.address = address;
+        peer.session = Some(id);
+        peer.state = PeerState::Live;
+        peer.catalog = catalog;
+        peer.heard_at = now;
+        peer.sent_at = now;
+        peer.active_since = now;
+        peer.lost_at = None;
+        // At a first meeting everything is asked for. Later, totals and what is
+        // pending say it all, unless an earlier snapshot was cut off.
+        if !met || peer.wanted.is_some() {
+            peer.wanted = Some(Wanted::Ask);
+        }
+        // A snapshot that was under way when the session was lost starts again.
+        peer.resync |= peer.snapshot.take().is_some();
+        self.sessions.insert(
+            id,
+            Session {
+                peer: theirs,
+                dialled: matches!(side, Side::Dialled(_)),
+                next_seq: if matches!(side, Side::Dialled(_)) { 2 } else { 1 },
+                received: 1,
+                their_stamp: stamp_ms,
+                their_stamp_at: now,
+                in_flight: VecDeque::new(),
+                said_goodbye: false,
+                hello_due: side == Side::Accepted,
+                hellos: u64::from(side != Side::Accepted),
+            },
+        );
+        self.count_replicas();
+        Ok(Opened { replaces })
+    }
+
+    /// Whether the session may be, and which older one gives way. Of two
+    /// sessions the one dialled by the smaller incarnation stays, so that both
+    /// sides choose alike; of two dialled by the same side the newer stays.
+    fn admit(&self, side: Side, hello: &Hello) -> Result<Option<SessionId>, Refusal> {
+        let theirs = hello.incarnation;
+        if hello.oldest_version > VERSION || hello.version < OLDEST_VERSION {
+            let (oldest, version) = (hello.oldest_version, hello.version);
+            return Err(Refusal::Version { oldest, version });
+        }
+        if hello.group != self.settings.group {
+            let ours = self.settings.group.clone();
+            return Err(Refusal::Group { ours, theirs: hello.group.clone() });
+        }
+        if theirs == self.me {
+            return Err(Refusal::Myself);
+        }
+        if self.leaving.is_some() {
+            return Err(Refusal::Leaving);
+        }
+        let Some(old) = self.peers.get(&theirs).and_then(|peer| peer.session) else {
+            let full = self.sessions.len() >= MAX_SESSIONS;
+            return if full { Err(Refusal::TooMany) } else { Ok(None) };
+        };
+        let dialled_before = self.sessions.get(&old).is_some_and(|session| session.dialled);
+        let dialled_now = matches!(side, Side::Dialled(_));
+        let mine_stays = self.me < theirs;
+        if dialled_before == dialled_now || dialled_now == mine_stays {
+            Ok(Some(old))
+        } else {
+            Err(Refusal::Duplicate)
+        }
+    }
+
+    /// A session ended, for whatever reason. Frames that were not acknowledged
+    /// are taken back: what they said is pending again.
+    pub fn close(&mut self, id: SessionId, now: Timestamp) {
+        let Some(session) = self.sessions.remove(&id) else { return };
+        let Some(peer) = self.peers.get_mut(&session.peer) else { return };
+        if peer.session != Some(id) {
+            return;
+        }
+        peer.session = None;
+        peer.state = PeerState::Suspect;
+        peer.lost_at = Some(now);
+        for (_, sent) in session.in_flight.into_iter().rev() {
+            for (bucket, base) in sent {
+                defer(peer, bucket, base);
+            }
+        }
+        let incarnation = session.peer;
+        let address = peer.address.clone();
+        // Lost and listed nowhere: it will not come back.
+        let listed = self.contacts.lists(incarnation) || self.contacts.is_listed(&address);
+        if !listed && self.listed_at.is_some() && !address.is_empty() {
+            self.bury(incarnation);
+        }
+    }
+
+    /// Discovery's present answer. Replicas that are lost and no longer listed
+    /// are gone; a live session overrides discovery.
+    pub fn listed(&mut self, addresses: &BTreeSet<SocketAddr>, now: Timestamp) {
+        self.contacts.list(addresses);
+        self.listed_at = Some(now);
+        let gone: Vec<Incarnation> = self
+            .peers
+            .iter()
+            .filter(|(incarnation, peer)| {
+                peer.session.is_none()
+                    && !self.contacts.lists(**incarnation)
+                    && !self.contacts.is_listed(&peer.address)
+                    && !peer.address.is_empty()
+            })
+            .map(|(incarnation, _)| *incarnation)
+            .collect();
+        for incarnation in gone {
+            self.bury(incarnation);
+        }
+    }
+
+    /// The addresses to dial now.
+    pub fn dials(&mut self, now: Timestamp) -> Vec<SocketAddr> {
+        if self.leaving.is_some() {
+            return Vec::new();
+        }
+        let peers = &self.peers;
+        self.contacts.due(now, |i| peers.get(&i).is_some_and(|peer| peer.session.is_some()))
+    }
+
+    /// A dial did not lead to a Hello.
+    pub fn dial_failed(&mut self, address: SocketAddr, failure: DialFailure, now: Timestamp) {
+        self.stats.dial_failures += 1;
+        if let Some(gone) = self.contacts.failed(address, failure, now) {
+            self.bury_if_lost(gone, now);
+        }
+    }
+
+    fn bury_if_lost(&mut self, incarnation: Incarnation, _now: Timestamp) {
+        if self.peers.get(&incarnation).is_some_and(|peer| peer.session.is_none()) {
+            self.bury(incarnation);
+        }
+    }
+
+    /// A peer is gone for good. What it spent stays subtracted.
+    fn bury(&mut self, incarnation: Incarnation) {
+        if let Some(peer) = self.peers.remove(&incarnation)
+            && let Some(session) = peer.session
+        {
+            self.sessions.remove(&session);
+        }
+        self.stats.peers_lost += 1;
+        self.count_replicas();
+    }
+
+    fn count_replicas(&self) {
+        let count = u32::try_from(self.peers.len() + 1).unwrap_or(u32::MAX);
+        self.limiter.companion().set_replicas(count);
+    }
+
+    /// Begins to leave: everything is flushed, and when a session has no more
+    /// to send its next frame is a Goodbye.
+    pub fn leave(&mut self, reason: &str, now: Timestamp) {
+        self.leaving = Some(reason.to_owned());
+        self.take_marks(now);
+        let mut all: Vec<BucketId> = self.urgent.drain(..).collect();
+        all.extend(self.quiet.drain(..).map(|(_, bucket)| bucket));
+        for bucket in all {
+            self.flush(bucket, None, now);
+        }
+    }
+
+    /// Whether every session had its Goodbye.
+    pub fn has_left(&self) -> bool {
+        self.leaving.is_some() && self.sessions.values().all(|session| session.said_goodbye)
+    }
+
+    /// Does what is due at `now`.
+    pub fn tick(&mut self, now: Timestamp) {
+        self.take_marks(now);
+        if !self.urgent.is_empty() && now.since(self.urgent_at) >= SPACING {
+            self.urgent_at = now;
+            for bucket in std::mem::take(&mut self.urgent) {
+                self.flush(bucket, Some(Mark::Urgent), now);
+            }
+        }
+        while let Some((_, bucket)) = self.quiet.pop_front_if(|(due, _)| *due <= now) {
+            self.flush(bucket, Some(Mark::Quiet), now);
+        }
+        while let Some((_, bucket)) = self.asked.pop_front_if(|(due, _)| *due <= now) {
+            self.flush(bucket, Some(Mark::Asked), now);
+        }
+        self.watch_peers(now);
+        self.watch_join(now);
+        self.sweep(now);
+    }
+
+    fn take_marks(&mut self, now: Timestamp) {
+        while let Some(marked) = self.limiter.companion().pop() {
+            match marked.mark {
+                Mark::Urgent => self.urgent.push_back(marked.bucket),
+                Mark::Quiet => {
+                    self.quiet.push_back((now.plus(self.settings.sync_interval), marked.bucket))
+                }
+                Mark::Asked => self.asked.push_back((now.plus(ASKED_INTERVAL), marked.bucket)),
+            }
+        }
+    }
+
+    /// Hands a bucket to all streams if it is marked, and so if `mark` is given:
+    /// a flush since then would have cleared the mark.
+    fn flush(&mut self, bucket: BucketId, mark: Option<Mark>, now: Timestamp) {
+        let limits = &self.limits;
+        let base = self.limiter.store().with_existing(bucket, |slot| {
+            let quota = limits.get(slot.limit)?.quota(bucket);
+            let ledger = slot.companion.as_deref_mut()?;
+            if ledger.is_settled() || mark.is_some_and(|mark| !ledger.is_marked(mark)) {
+                return None;
+            }
+            slot.bucket.advance(quota, now);
+            let base = ledger.base();
+            ledger.flush(slot.spent, slot.returned, slot.bucket.level(), now);
+            Some(base)
+        });
+        if let Some(base) = base.flatten() {
+            self.stats.flushes += 1;
+            for peer in self.peers.values_mut() {
+                defer(peer, bucket, base);
+            }
+        }
+    }
+
+    fn watch_peers(&mut self, now: Timestamp) {
+        let hold = self.settings.share_hold;
+        let mut gone = Vec::new();
+        for (incarnation, peer) in &mut self.peers {
+            let beat = if peer.active_until >= now { BUSY_BEAT } else { IDLE_BEAT };
+            let since = if beat == BUSY_BEAT {
+                peer.heard_at.max(peer.active_since)
+            } else {
+                peer.heard_at
+            };
+            let patience = beat * MISSED_BEATS + Duration::from_nanos(peer.round_trip);
+            if now.since(since) > patience {
+                peer.state = PeerState::Suspect;
+            }
+            if peer.lost_at.is_some_and(|lost| now.since(lost) >= hold) {
+                gone.push(*incarnation);
+            }
+        }
+        for incarnation in gone {
+            self.bury(incarnation);
+        }
+    }
+
+    /// Joined once a snapshot came and none is outstanding, or nobody answered
+    /// in time. A peer that answered but is slow is waited for a while longer.
+    fn watch_join(&mut self, now: Timestamp) {
+        if self.joined {
+            return;
+        }
+        let waited = now.since(self.started_at);
+        let outstanding =
+            self.peers.values().any(|peer| peer.session.is_some() && peer.wanted.is_some());
+        let timeout = self.settings.join_timeout;
+        let complete = self.snapshots_done > 0 && !outstanding;
+        let nobody = waited >= timeout && !outstanding;
+        if complete || nobody || waited >= timeout * SNAPSHOT_PATIENCE {
+            self.joined = true;
+            self.stats.joined_alone = !complete;
+        }
+    }
+
+    /// Forgets origins that are neither peers nor of use any more.
+    fn sweep(&mut self, now: Timestamp) {
+        const INTERVAL: Duration = Duration::from_secs(30);
+        if now.since(self.swept_at) < INTERVAL {
+            return;
+        }
+        self.swept_at = now;
+        let peers = &self.peers;
+        self.origins.retain(|incarnation| peers.contains_key(&incarnation));
+        let origins = &self.origins;
+        self.limiter.store().retain(|_, slot| {
+            if let Some(ledger) = slot.companion.as_deref_mut() {
+                ledger.forget(|origin| origins.name(origin).is_some());
+            }
+            true
+        });
+    }
+
+    /// When [`tick`](Self::tick) or a heartbeat is next due.
+    pub fn next_deadline(&self, now: Timestamp) -> Timestamp {
+        let mut next = now.plus(IDLE_BEAT);
+        let mut sooner = |at: Timestamp| next = next.min(at);
+        if !self.urgent.is_empty() {
+            sooner(self.urgent_at.plus(SPACING));
+        }
+        for queue in [&self.quiet, &self.asked] {
+            if let Some((due, _)) = queue.front() {
+                sooner(*due);
+            }
+        }
+        for peer in self.peers.values().filter(|peer| peer.session.is_some()) {
+            sooner(peer.next_beat(now));
+        }
+        if !self.joined {
+            sooner(self.started_at.plus(self.settings.join_timeout));
+            sooner(now.plus(SPACING * 10));
+        }
+        let peers = &self.peers;
+        let connected = |i: Incarnation| peers.get(&i).is_some_and(|peer| peer.session.is_some());
+        if self.leaving.is_none()
+            && let Some(at) = self.contacts.next(connected)
+        {
+            sooner(at);
+        }
+        next
+    }
+
+    /// Whether [`transmit`](Self::transmit) may have something for a session.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionId> {
+        self.sessions.keys().copied()
+    }
+
+    /// Every peer, for operators.
+    pub fn peers(&self, now: Timestamp) -> Vec<PeerView> {
+        self.peers.iter().map(|(incarnation, peer)| peer.view(*incarnation, now)).collect()
+    }
+}
+
+impl Peer {
+    fn next_beat(&self, now: Timestamp) -> Timestamp {
+        let beat = if self.active_until >= now { BUSY_BEAT } else { IDLE_BEAT };
+        self.sent_at.plus(beat)
+    }
+
+    /// Buckets are spoken of, by either side.
+    fn is_active(&mut self, now: Timestamp) {
+        if self.active_until < now {
+            self.active_since = now;
+        }
+        self.active_until = now.plus(BUSY_FOR);
+    }
+
+    fn view(&self, incarnation: Incarnation, now: Timestamp) -> PeerView {
+        PeerView {
+            incarnation,
+            name: self.name.clone(),
+            address: self.address.clone(),
+            state: self.state,
+            connected: self.session.is_some(),
+            heard_nanos_ago: now.nanos_since(self.heard_at),
+            sent_nanos_ago: now.nanos_since(self.sent_at),
+            round_trip_nanos: self.round_trip,
+            pending: self.pending.len(),
+            mismatches: self.catalog.mismatches().to_vec(),
+        }
+    }
+}
+
+/// Makes a bucket pending for a peer; a backlog that grows too large is dropped
+/// in favour of a snapshot.
+fn defer(peer: &mut Peer, bucket: BucketId, base: Base) {
+    if !peer.resync && !peer.pending.add(bucket, base) {
+        peer.pending.clear();
+        peer.resync = true;
+    }
+}

@@ -1,0 +1,227 @@
+//! What the engine sends, when a session has room for a frame.
+
+use super::super::frame::{Body, Contribution, Entry, Frame, Row, Snapshot};
+use super::super::ledger::Base;
+use super::super::peer::Wanted;
+use super::{Engine, FRESH, SessionId, defer};
+use crate::limiter::{BucketId, key};
+use crate::time::Timestamp;
+
+/// Frames that may be unacknowledged before a session has no window.
+const MAX_IN_FLIGHT: usize = 32;
+/// Rough size at which a frame is full.
+const FRAME_BYTES: usize = 64 * 1024;
+/// Rough size of an entry, and of a row's fixed part, without the key.
+const ENTRY_BYTES: usize = 64;
+const CONTRIBUTION_BYTES: usize = 40;
+
+impl Engine {
+    /// The next frame for a session, if there is something to say. To be called
+    /// only when the session can take a frame at once.
+    pub fn transmit(&mut self, id: SessionId, now: Timestamp) -> Option<Frame> {
+        let session = self.sessions.get(&id)?;
+        if session.said_goodbye {
+            return None;
+        }
+        let incarnation = session.peer;
+        if session.hello_due {
+            let session = self.sessions.get_mut(&id)?;
+            session.hello_due = false;
+            session.hellos += 1;
+            let revision = session.hellos;
+            let hello = self.hello(revision);
+            return self.frame(id, Body::Hello(hello), now);
+        }
+        let peer = self.peers.get_mut(&incarnation)?;
+        if peer.wanted == Some(Wanted::Ask) {
+            peer.wanted = Some(Wanted::Asked);
+            return self.frame(id, Body::SnapshotRequest, now);
+        }
+        let has_window = session.in_flight.len() < MAX_IN_FLIGHT;
+        if has_window && (peer.resync || peer.snapshot.is_some()) {
+            return self.snapshot_part(id, now);
+        }
+        if has_window && !peer.pending.is_empty() {
+            let (entries, sent) = self.entries(id, now);
+            if !entries.is_empty() {
+                self.stats.entries_sent += entries.len() as u64;
+                self.peers.get_mut(&incarnation)?.is_active(now);
+                let frame = self.frame(id, Body::Update(entries), now)?;
+                let session = self.sessions.get_mut(&id)?;
+                session.in_flight.push_back((frame.seq, sent));
+                return Some(frame);
+            }
+        }
+        let peer = self.peers.get(&incarnation)?;
+        if let Some(reason) = self.leaving.clone()
+            && peer.pending.is_empty()
+        {
+            self.sessions.get_mut(&id)?.said_goodbye = true;
+            return self.frame(id, Body::Goodbye(reason), now);
+        }
+        if peer.next_beat(now) <= now {
+            return self.frame(id, Body::Heartbeat, now);
+        }
+        None
+    }
+
+    fn frame(&mut self, id: SessionId, body: Body, now: Timestamp) -> Option<Frame> {
+        let session = self.sessions.get_mut(&id)?;
+        let seq = session.next_seq;
+        session.next_seq += 1;
+        if let Some(peer) = self.peers.get_mut(&session.peer) {
+            peer.sent_at = now;
+        }
+        self.stats.frames_sent += 1;
+        let held = now.since(session.their_stamp_at).as_millis();
+        Some(Frame {
+            seq,
+            ack: session.received,
+            stamp_ms: now.as_millis(),
+            echo_ms: session.their_stamp,
+            held_ms: u32::try_from(held).unwrap_or(u32::MAX),
+            body,
+        })
+    }
+
+    /// As many pending buckets as a frame holds, oldest first, and the bases to
+    /// put back should the frame be lost.
+    fn entries(&mut self, id: SessionId, now: Timestamp) -> (Vec<Entry>, Vec<(BucketId, Base)>) {
+        let (mut entries, mut sent, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let Some(incarnation) = self.sessions.get(&id).map(|session| session.peer) else {
+            return (entries, sent);
+        };
+        while bytes < FRAME_BYTES {
+            let Some(peer) = self.peers.get_mut(&incarnation) else { break };
+            let Some((bucket, base)) = peer.pending.pop() else { break };
+            let origin = peer.origin;
+            let limits = &self.limits;
+            let made = self.limiter.store().with_existing(bucket, |slot| {
+                let quota = limits.get(slot.limit)?.quota(bucket);
+                slot.bucket.advance(quota, now);
+                let level = slot.bucket.level();
+                let (spent, returned) = (slot.spent, slot.returned);
+                let ledger = slot.companion.as_deref_mut()?;
+                // An old flush says too little: what was spent since goes with
+                // it, as a new flush for everybody.
+                let renewed = (ledger.unsent(spent, returned) > 0
+                    && now.since(ledger.last().at) > FRESH)
+                    .then(|| {
+                        let base = ledger.base();
+                        ledger.flush(spent, returned, level, now);
+                        base
+                    });
+                let (flush, base, ack, first) = ledger.entry(origin, base);
+                let key = slot.key.as_deref().filter(|key| first && key::may_travel(key));
+                let entry = Entry {
+                    bucket,
+                    limit: slot.limit.0,
+                    generation: ledger.generation(),
+                    epoch: ledger.epoch(),
+                    flush: flush.number,
+                    ack,
+                    spent: flush.spent,
+                    returned: flush.returned,
+                    fresh_spent: flush.spent.saturating_sub(base.spent),
+                    fresh_returned: flush.returned.saturating_sub(base.returned),
+                    level: flush.level,
+                    key: key.map(<[u8]>::to_vec),
+                };
+                Some((entry, base, renewed))
+            });
+            // A bucket that was dropped meanwhile was full: nothing to tell.
+            let Some((entry, base, renewed)) = made.flatten() else { continue };
+            if let Some(renewed) = renewed {
+                for (other, peer) in &mut self.peers {
+                    if *other != incarnation {
+                        defer(peer, bucket, renewed);
+                    }
+                }
+            }
+            bytes += ENTRY_BYTES + entry.key.as_ref().map_or(0, Vec::len);
+            entries.push(entry);
+            sent.push((bucket, base));
+        }
+        (entries, sent)
+    }
+
+    /// The next part of a snapshot: every bucket that is not full, the deepest
+    /// deficit first, each as it is when its part leaves.
+    fn snapshot_part(&mut self, id: SessionId, now: Timestamp) -> Option<Frame> {
+        let incarnation = self.sessions.get(&id)?.peer;
+        let peer = self.peers.get_mut(&incarnation)?;
+        if peer.resync {
+            peer.resync = false;
+            let buckets = self.deficits(now);
+            self.peers.get_mut(&incarnation)?.snapshot = Some(buckets.into());
+        }
+        let joining = !self.joined;
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        let last = loop {
+            let peer = self.peers.get_mut(&incarnation)?;
+            let Some(bucket) = peer.snapshot.as_mut().and_then(|queue| queue.pop_front()) else {
+                peer.snapshot = None;
+                break true;
+            };
+            if let Some(row) = self.row(bucket, now) {
+                bytes += ENTRY_BYTES
+                    + CONTRIBUTION_BYTES * row.contributions.len()
+                    + row.key.as_ref().map_or(0, Vec::len);
+                rows.push(row);
+            }
+            if bytes >= FRAME_BYTES {
+                break false;
+            }
+        };
+        self.stats.rows_sent += rows.len() as u64;
+        let frame = self.frame(id, Body::Snapshot(Snapshot { rows, last, joining }), now)?;
+        // Counts against the window, but is not taken back: a snapshot that was
+        // cut off is asked for again.
+        self.sessions.get_mut(&id)?.in_flight.push_back((frame.seq, Vec::new()));
+        Some(frame)
+    }
+
+    fn deficits(&self, now: Timestamp) -> Vec<BucketId> {
+        let mut buckets = Vec::new();
+        self.limiter.store().for_each(|id, slot| {
+            if let Some(limit) = self.limits.get(slot.limit) {
+                let quota = limit.quota(id);
+                let mut bucket = slot.bucket;
+                bucket.advance(quota, now);
+                let deficit = quota.burst().minus(bucket.level());
+                if deficit.micros() > 0 {
+                    buckets.push((deficit, id));
+                }
+            }
+        });
+        buckets.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
+        buckets.into_iter().map(|(_, id)| id).collect()
+    }
+
+    fn row(&self, bucket: BucketId, now: Timestamp) -> Option<Row> {
+        let row = self.limiter.store().with_existing(bucket, |slot| {
+            let quota = self.limits.get(slot.limit)?.quota(bucket);
+            slot.bucket.advance(quota, now);
+            let deficit = u64::try_from(slot.deficit(quota).micros()).ok().filter(|d| *d > 0)?;
+            let me = Contribution {
+                incarnation: self.me,
+                generation: 0,
+                spent: slot.spent,
+                returned: slot.returned,
+            };
+            let contributions = match slot.companion.as_deref() {
+                Some(ledger) => ledger.contributions(me, |origin| self.origins.name(origin)),
+                None => vec![me],
+            };
+            Some(Row {
+                bucket,
+                limit: slot.limit.0,
+                epoch: slot.companion.as_ref().map_or(0, |ledger| ledger.epoch()),
+                deficit,
+                contributions,
+                key: slot.key.as_deref().filter(|k| key::may_travel(k)).map(<[u8]>::to_vec),
+            })
+        });
+        row.flatten()
+    }
+}

@@ -1,0 +1,38 @@
+//! Replication (layer 2, pure): what replicas owe each other.
+//!
+//! Every replica decides locally and at once; replicas exchange what they spent.
+//! [`Companion`] is the hot path's side, [`Engine`] everything else: sessions,
+//! frames, membership and the schedule. The engine does no I/O: frames and times
+//! go in, frames come out. The mesh drives it over gRPC, the simulation over a
+//! virtual network.
+//!
+//! Invariants:
+//! - what an origin spent from a bucket is subtracted exactly once at every
+//!   replica, whatever happens to frames;
+//! - what is only held, or was refused, never leaves the process;
+//! - no frame is queued: a stream without window leaves buckets pending, and
+//!   when it opens again they are sent as they are then;
+//! - no guard of one bucket is held while another is touched.
+
+mod catalog;
+mod companion;
+mod contacts;
+mod engine;
+mod frame;
+mod ledger;
+mod peer;
+
+pub use companion::{Companion, Marked};
+pub use contacts::DialFailure;
+pub use engine::{
+    BucketView, Engine, OLDEST_VERSION, Opened, Refusal, SessionId, Settings, Side, Stats, VERSION,
+    Violation,
+};
+pub use frame::{
+    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, Row, Snapshot,
+};
+pub use ledger::{Ledger, Mark, OriginId};
+pub use peer::{PeerState, PeerView};
+
+/// The limiter whose buckets are replicated.
+pub type ReplicatedLimiter = crate::limiter::Limiter<Companion>;
