@@ -469,7 +469,7 @@ fn signed(micros: u64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::{BucketId, LimitIndex, Store};
+    use crate::limiter::{BucketId, LimitIndex, Store, TokenBucket};
     use proptest::prelude::*;
 
     const NOW: Timestamp = Timestamp::from_millis(3_600_000);
@@ -488,7 +488,7 @@ mod tests {
     impl Bucket {
         fn new(spent: u64) -> Self {
             let quota = Quota::try_new("100/40d".parse().unwrap(), 100).unwrap();
-            let bucket = Self { store: Store::default(), quota };
+            let bucket = Self { store: Store::new(1), quota };
             bucket.with(|slot, quota| {
                 slot.spent = spent * TOKEN;
                 slot.bucket.shift(quota, Tokens::from_micros(-signed(spent * TOKEN)));
@@ -499,7 +499,8 @@ mod tests {
 
         fn with<R>(&self, f: impl FnOnce(&mut Slot<Ledger>, &Quota) -> R) -> R {
             let id = BucketId::from_bytes([9; 16]);
-            self.store.with(id, LimitIndex(0), &self.quota, None, NOW, |s| f(s, &self.quota))
+            let full = || TokenBucket::full(&self.quota, NOW);
+            self.store.with(id, LimitIndex(0), None, full, |slot| f(slot, &self.quota))
         }
 
         fn level(&self) -> u64 {

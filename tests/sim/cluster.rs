@@ -154,6 +154,7 @@ impl Cluster {
         let node = self.nodes.len();
         let limiter = Arc::new(ReplicatedLimiter::new(
             LimitSet::new(self.limits.iter().cloned()),
+            1_000_000,
             Companion::default(),
         ));
         let mut bytes = [0; 16];
