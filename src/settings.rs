@@ -17,17 +17,17 @@ use serde::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
 use serde::ser::Serializer;
 
 /// One step from the top of the configuration to a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathSegment {
     /// The field of this name.
-    Field(Cow<'static, str>),
+    Field(&'static str),
     /// The list element of this index, from 0.
     Index(usize),
 }
 
 impl From<&'static str> for PathSegment {
     fn from(field: &'static str) -> Self {
-        Self::Field(Cow::Borrowed(field))
+        Self::Field(field)
     }
 }
 
@@ -44,20 +44,63 @@ pub struct Fault {
     pub path: Vec<PathSegment>,
     /// What is wrong with it.
     pub message: String,
+    /// Other fields of the checked settings without which this cannot be judged:
+    /// where one of them is at fault itself, this is not worth reporting.
+    pub given: &'static [&'static str],
 }
 
 impl Fault {
     /// A fault of the value at `path`.
     pub fn new(path: impl IntoIterator<Item = PathSegment>, message: impl Into<String>) -> Self {
-        Self { path: path.into_iter().collect(), message: message.into() }
+        Self { path: path.into_iter().collect(), message: message.into(), given: &[] }
     }
 
-    /// The same fault, seen from `parent`.
+    /// The same fault, which presumes that these fields are sound.
     #[must_use]
-    pub fn under(mut self, parent: impl IntoIterator<Item = PathSegment>) -> Self {
-        self.path.splice(0..0, parent);
+    pub const fn given(mut self, fields: &'static [&'static str]) -> Self {
+        self.given = fields;
         self
     }
+}
+
+/// Reads one value as text, whatever the file's own idea of its type; `expected`
+/// completes "expected ..." for a list or a map in its place.
+///
+/// # Errors
+/// If there is no value, or not a single one.
+pub fn text<'de, D: Deserializer<'de>>(
+    deserializer: D,
+    expected: &'static str,
+) -> Result<String, D::Error> {
+    struct Text(&'static str);
+    impl Visitor<'_> for Text {
+        type Value = String;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+
+        fn visit_str<E>(self, text: &str) -> Result<String, E> {
+            Ok(text.to_owned())
+        }
+
+        fn visit_bool<E>(self, value: bool) -> Result<String, E> {
+            Ok(value.to_string())
+        }
+
+        fn visit_u64<E>(self, value: u64) -> Result<String, E> {
+            Ok(value.to_string())
+        }
+
+        fn visit_i64<E>(self, value: i64) -> Result<String, E> {
+            Ok(value.to_string())
+        }
+
+        fn visit_f64<E>(self, value: f64) -> Result<String, E> {
+            Ok(value.to_string())
+        }
+    }
+    deserializer.deserialize_str(Text(expected))
 }
 
 /// What the error says about a setting whose time has not come.
@@ -116,7 +159,7 @@ impl DurationOrZeroText {
     /// # Errors
     /// If it is not one.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        let text = text(deserializer, "a duration such as 10s")?;
         let duration = humantime::parse_duration(&text).map_err(|_| {
             de::Error::custom(format!(
                 "`{text}` is not a duration: write a number and a unit, such as 10s, 250ms or 1m"
@@ -171,7 +214,7 @@ impl<const MIN: u64, const MAX: u64> SizeText<MIN, MAX> {
     pub fn deserialize<'de, D: Deserializer<'de>, T: TryFrom<u64>>(
         deserializer: D,
     ) -> Result<T, D::Error> {
-        Self::parse(&String::deserialize(deserializer)?)
+        Self::parse(&text(deserializer, "a size such as 64KiB")?)
     }
 
     fn parse<T: TryFrom<u64>, E: de::Error>(text: &str) -> Result<T, E> {
@@ -236,7 +279,7 @@ impl SizeOrNoneText {
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<u64>, D::Error> {
-        match String::deserialize(deserializer)?.as_str() {
+        match text(deserializer, "a size such as 10MiB, or `none`")?.as_str() {
             "none" => Ok(None),
             text => SizeText::<0, { u64::MAX }>::parse(text).map(Some),
         }
@@ -285,7 +328,7 @@ impl<const MIN: u64, const MAX: u64> Whole<MIN, MAX> {
     pub fn deserialize<'de, D: Deserializer<'de>, T: TryFrom<u64>>(
         deserializer: D,
     ) -> Result<T, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        let text = text(deserializer, "a whole number")?;
         text.parse::<u64>()
             .ok()
             .filter(|n| (MIN..=MAX).contains(n))
@@ -331,7 +374,7 @@ impl OnOff {
     /// # Errors
     /// If it is neither on nor off.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-        match String::deserialize(deserializer)?.as_str() {
+        match text(deserializer, "`on` or `off`")?.as_str() {
             "on" | "true" => Ok(true),
             "off" | "false" => Ok(false),
             text => Err(de::Error::custom(format!("`{text}` is neither `on` nor `off`"))),
@@ -365,9 +408,16 @@ impl JsonSchema for OnOff {
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkText(IpNet);
 
+impl NetworkText {
+    /// The network, with all bits behind its prefix cleared.
+    pub const fn network(self) -> IpNet {
+        self.0
+    }
+}
+
 impl<'de> Deserialize<'de> for NetworkText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        let text = text(deserializer, "a network such as 10.0.0.0/8")?;
         text.parse()
             .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
             .map(|net: IpNet| Self(net.trunc()))
@@ -573,7 +623,7 @@ impl NameText {
     /// # Errors
     /// If it is not one.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        let text = text(deserializer, "a name")?;
         if Self::is_valid(&text) {
             return Ok(text);
         }

@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 use crate::time::Timestamp;
 
 mod bucket;
+pub mod config;
 mod decision;
 pub mod key;
 mod limit;

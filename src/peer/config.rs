@@ -75,11 +75,14 @@ impl Config {
     /// Faults of settings that do not go together.
     pub fn faults(&self) -> Vec<Fault> {
         match (&self.peers, self.tls, self.insecure) {
-            (Some(_), None, false) => vec![Fault::new(
-                ["peers".into()],
-                "with peers, either `tls` or `insecure: true` must be set; \
+            (Some(_), None, false) => vec![
+                Fault::new(
+                    ["peers".into()],
+                    "with peers, either `tls` or `insecure: true` must be set; \
                  `tls` is not supported by this version",
-            )],
+                )
+                .given(&["tls", "insecure"]),
+            ],
             _ => Vec::new(),
         }
     }
