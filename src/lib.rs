@@ -33,3 +33,7 @@ pub mod peer;
 pub mod proxy;
 
 pub mod admin;
+
+pub mod config;
+
+pub mod cli;

@@ -388,10 +388,18 @@ notation!(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Burst(pub u64);
 
+impl FromStr for Burst {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        whole_tokens(text).map(Self)
+    }
+}
+
 notation!(
     Burst,
     "a whole number of tokens",
-    |text| whole_tokens(&text).map(Self),
+    |text| text.parse(),
     { "type": "integer", "minimum": 1, "maximum": 1_000_000_000_000_u64 }
 );
 
@@ -657,6 +665,11 @@ notation!(
 pub struct KeyPartConfig(pub KeyPart);
 
 const PARTS: &str = "client_ip, header:NAME, cookie:NAME, query:NAME, path, method or host";
+
+impl KeyPartConfig {
+    /// What stands in front of the name in a part that has one.
+    pub const KINDS: [&str; 4] = ["header", "cookie", "query", "jwt"];
+}
 
 impl FromStr for KeyPartConfig {
     type Err = String;
