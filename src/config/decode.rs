@@ -110,12 +110,16 @@ impl de::Error for DecodeError<'_> {
     }
 
     fn invalid_type(unexpected: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        let found = match unexpected {
-            de::Unexpected::Unit | de::Unexpected::Option => "nothing".to_owned(),
-            de::Unexpected::Seq => "a list".to_owned(),
-            de::Unexpected::Map => "a map".to_owned(),
-            de::Unexpected::Str(text) => format!("`{text}`"),
-            other => other.to_string(),
+        let found = if let de::Unexpected::Str(text) = unexpected {
+            format!("`{text}`")
+        } else if matches!(unexpected, de::Unexpected::Unit | de::Unexpected::Option) {
+            "nothing".to_owned()
+        } else if unexpected == de::Unexpected::Seq {
+            "a list".to_owned()
+        } else if unexpected == de::Unexpected::Map {
+            "a map".to_owned()
+        } else {
+            unexpected.to_string()
         };
         // serde's own words for what a struct or list is written as.
         let expected = match expected.to_string() {
@@ -215,9 +219,12 @@ impl<'t> Deserializer<'t> for Value<'t> {
             Content::Null => visitor
                 .visit_map(Fields { rest: [].iter(), value: None })
                 .map_err(|error| error.at(self.0)),
-            Content::Scalar(_) | Content::List(_) | Content::Map(_) => {
-                self.deserialize_any(visitor)
+            // Derived code would take a list for the fields in their order.
+            Content::List(_) => {
+                let error: Self::Error = de::Error::invalid_type(de::Unexpected::Seq, &visitor);
+                Err(error.at(self.0))
             }
+            Content::Scalar(_) | Content::Map(_) => self.deserialize_any(visitor),
         }
     }
 

@@ -93,9 +93,7 @@ fn limit(text: &str) -> Result<LimitConfig, String> {
         }
     };
     if !NameText::is_valid(&name) {
-        return Err(format!(
-            "`{name}` is not a name of 1 to 64 letters, digits, `.`, `_` and `-`: write NAME: in front"
-        ));
+        return Err(format!("{}: write NAME: in front", NameText::refusal(&name)));
     }
     Ok(LimitConfig::new(name, parts, rate, burst.map(|burst| burst.0)))
 }

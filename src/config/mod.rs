@@ -196,13 +196,7 @@ fn limits(
 fn report(node: &Node, faults: Vec<Fault>, problems: &mut Vec<Problem>) {
     let tainted = |name: &&str| node.field(name).is_some_and(Node::is_tainted);
     for fault in faults {
-        let own = match fault.path.first() {
-            Some(crate::settings::PathSegment::Field(name)) => {
-                node.field(name).is_some_and(|field| field.broken.get())
-            }
-            _ => false,
-        };
-        if !own && !fault.given.iter().any(|name| tainted(name)) {
+        if !node.is_refused(&fault.path) && !fault.given.iter().any(tainted) {
             problems.push(node.problem_at(&fault.path, fault.message));
         }
     }

@@ -65,21 +65,33 @@ impl Node {
             }
     }
 
+    /// The value that `segment` leads to. Indices count elements that are not
+    /// broken, which are those that were decoded.
+    fn step(&self, segment: PathSegment) -> Option<&Self> {
+        match segment {
+            PathSegment::Field(name) => self.field(name),
+            PathSegment::Index(index) => self.elements().nth(index),
+        }
+    }
+
+    /// Whether the value that `path` leads to was refused already, or part of it.
+    pub(super) fn is_refused(&self, path: &[PathSegment]) -> bool {
+        let Some((first, rest)) = path.split_first() else { return self.is_tainted() };
+        self.broken.get() || self.step(*first).is_some_and(|node| node.is_refused(rest))
+    }
+
     /// A problem with this value.
     pub(super) fn problem(&self, message: impl Into<String>) -> Problem {
         Problem { place: Some(self.place), path: self.path.clone(), message: message.into() }
     }
 
     /// A problem with what `path` leads to from here, placed at the nearest
-    /// value that the file does have. Indices count elements that are not broken.
+    /// value that the file does have.
     pub(super) fn problem_at(&self, path: &[PathSegment], message: impl Into<String>) -> Problem {
-        let next = match path.first() {
-            Some(PathSegment::Field(name)) => self.field(name),
-            Some(PathSegment::Index(index)) => self.elements().nth(*index),
-            None => None,
-        };
-        if let Some(node) = next {
-            return node.problem_at(&path[1..], message);
+        if let Some((first, rest)) = path.split_first()
+            && let Some(node) = self.step(*first)
+        {
+            return node.problem_at(rest, message);
         }
         let mut problem = self.problem(message);
         for segment in path {
@@ -112,18 +124,13 @@ pub(super) fn parse(
     let mut builder = Builder { parser, env, problems };
     let mut root = None;
     while let Some((event, span)) = builder.next()? {
-        match event {
-            Event::StreamStart
-            | Event::StreamEnd
-            | Event::DocumentStart(..)
-            | Event::DocumentEnd => {}
-            event if root.is_none() => {
-                root = Some(builder.node(event, span, String::new(), None, 0)?);
-            }
-            _ => {
-                return Err(syntax(place(span), "a second document; the file must have only one"));
-            }
+        if is_frame(&event) {
+            continue;
         }
+        if root.is_some() {
+            return Err(syntax(place(span), "a second document; the file must have only one"));
+        }
+        root = Some(builder.node(event, span, String::new(), None, 0)?);
     }
     Ok(root.unwrap_or(Node {
         path: String::new(),
@@ -132,6 +139,14 @@ pub(super) fn parse(
         content: Content::Null,
         broken: Cell::new(false),
     }))
+}
+
+/// Whether the event only says where documents begin and end.
+fn is_frame(event: &Event<'_>) -> bool {
+    matches!(
+        event,
+        Event::StreamStart | Event::StreamEnd | Event::DocumentStart(..) | Event::DocumentEnd
+    )
 }
 
 struct Builder<'a> {
@@ -168,28 +183,28 @@ impl<'a> Builder<'a> {
         }
         let tagged = event.tag().is_some();
         let mut fault = tagged.then(|| "YAML tags are not supported".to_owned());
-        let content = match event {
-            Event::Scalar(text, style, ..) => {
-                let plain = style == ScalarStyle::Plain;
-                if plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL") {
-                    Content::Null
-                } else {
-                    match env::substitute(&text, self.env) {
-                        Ok(text) => Content::Scalar(text.into_owned()),
-                        Err(error) => {
-                            fault = Some(error.to_string());
-                            Content::Null
-                        }
+        let content = if let Event::Scalar(text, style, ..) = event {
+            let plain = style == ScalarStyle::Plain;
+            if plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL") {
+                Content::Null
+            } else {
+                match env::substitute(&text, self.env) {
+                    Ok(text) => Content::Scalar(text.into_owned()),
+                    Err(error) => {
+                        fault = Some(error.to_string());
+                        Content::Null
                     }
                 }
             }
-            Event::SequenceStart(..) => self.list(place, &path, depth)?,
-            Event::MappingStart(..) => self.map(place, &path, depth)?,
-            Event::Alias(_) => {
-                fault = Some("YAML aliases are not supported: write the value out".to_owned());
-                Content::Null
-            }
-            _ => return Err(syntax(place, "not valid YAML: a value was expected")),
+        } else if let Event::SequenceStart(..) = event {
+            self.list(place, &path, depth)?
+        } else if let Event::MappingStart(..) = event {
+            self.map(place, &path, depth)?
+        } else if let Event::Alias(_) = event {
+            fault = Some("YAML aliases are not supported: write the value out".to_owned());
+            Content::Null
+        } else {
+            return Err(syntax(place, "not valid YAML: a value was expected"));
         };
         let node = Node { path, place, key_place, content, broken: Cell::new(fault.is_some()) };
         if let Some(fault) = fault {
@@ -215,11 +230,13 @@ impl<'a> Builder<'a> {
         loop {
             let (event, span) = self.inner(open)?;
             let key_place = place(span);
-            let key = match event {
-                Event::MappingEnd => return Ok(Content::Map(fields)),
-                Event::Scalar(key, ..) => key.into_owned(),
-                _ => return Err(syntax(key_place, "the key of a map must be plain text")),
+            if event == Event::MappingEnd {
+                return Ok(Content::Map(fields));
+            }
+            let Event::Scalar(key, ..) = event else {
+                return Err(syntax(key_place, "the key of a map must be plain text"));
             };
+            let key = key.into_owned();
             let (event, span) = self.inner(open)?;
             let path = join(path, &key);
             let node = self.node(event, span, path, Some(key_place), depth + 1)?;

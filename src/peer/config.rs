@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::discovery;
 use crate::runtime::ListenAddr;
-use crate::settings::{DurationText, Fault, NameText, Unsupported, Whole};
+use crate::settings::{DurationText, Fault, NameText, Unsupported, ZeroOnly};
 
 /// How replicas tell each other what they spent.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -40,7 +40,7 @@ pub struct Config {
     pub share_hold: Duration,
     /// Replicas that a strict limit counts with while fewer were seen. Default:
     /// 0, the only value that this version supports.
-    #[serde(with = "ReplicaCount")]
+    #[serde(with = "ZeroOnly")]
     pub expected_replicas: u32,
     /// Certificates for mutual TLS between replicas. Default: none, the only
     /// value that this version supports.
@@ -50,9 +50,6 @@ pub struct Config {
     /// TLS. Default: false.
     pub insecure: bool,
 }
-
-// Only `partition: strict`, of a later version, reads it.
-type ReplicaCount = Whole<0, 0>;
 
 impl Default for Config {
     fn default() -> Self {
