@@ -500,7 +500,10 @@ fn broken_syntax_has_a_place() {
     );
     one_fault(&faults("proxy: { upstream: !x http://a }"), &["proxy.upstream: ", "tags"]);
     one_fault(&faults(&format!("proxy: {}", "[".repeat(10_000))), &["1:", "recursion limit"]);
-    one_fault(&faults(&format!("proxy: {}", "[".repeat(100))), &["nested more than 64 deep"]);
+    one_fault(
+        &faults(&format!("proxy: {}{}", "[".repeat(100), "]".repeat(100))),
+        &["nested more than 64 deep"],
+    );
     for empty in ["", "# nothing", "---", "proxy:", "proxy: {}"] {
         one_fault(&faults(empty), &["proxy.upstream: is required"]);
     }
@@ -585,6 +588,10 @@ fn the_schema_has_the_fields_that_the_file_has() {
     };
     assert_eq!(names(&schema), SECTIONS.iter().map(|&name| name.to_owned()).collect());
     let root = tree::parse(EVERY_DEFAULT, &no_env, &mut Vec::new()).unwrap();
+    for (of, required) in [("Limit", ["name", "rate"]), ("Override", ["key", "rate"])] {
+        assert_eq!(schema["$defs"][of]["required"], serde_json::json!(required));
+    }
+    assert_eq!(schema["$defs"]["Proxy"]["required"], serde_json::json!(["upstream"]));
     let mut compared = 0;
     compare(&root, &schema, &schema, &mut compared);
     assert!(compared >= 10, "{compared}");

@@ -54,7 +54,7 @@ impl Default for LimiterConfig {
 /// that bucket gives.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "Limit")]
+#[schemars(rename = "Limit", extend("required" = ["name", "rate"]))]
 pub struct LimitConfig {
     /// The limit's identity among all replicas. Required.
     #[serde(default)]
@@ -277,7 +277,7 @@ fn other_group(rule: &Rule, values: &[&str], ipv6_prefix: u8) -> Option<String> 
 /// Another quota for one key.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "Override")]
+#[schemars(rename = "Override", extend("required" = ["key", "rate"]))]
 pub struct OverrideConfig {
     /// One value for each part of the limit's key. Required.
     #[serde(default)]
