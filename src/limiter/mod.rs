@@ -20,6 +20,7 @@ use smallvec::SmallVec;
 use crate::time::Timestamp;
 
 mod bucket;
+pub mod config;
 mod decision;
 mod floor;
 pub mod key;
