@@ -1,0 +1,236 @@
+//! Asking the DNS: one name, both address families, no cache of our own.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use futures_util::future::join;
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::{
+    ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
+};
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::net::{DnsError, NetError};
+use hickory_resolver::proto::rr::{Name, RData, RecordType};
+use hickory_resolver::system_conf::read_system_conf;
+
+/// How long one try may take.
+const TRY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Tries after the first.
+const RETRIES: usize = 1;
+
+/// The end of a question whatever the tries did: both over UDP and, for a cut
+/// answer, over TCP.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The answer for one address family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// At least one address.
+    Found {
+        /// The addresses; IPv4-mapped ones appear as IPv4.
+        addresses: BTreeSet<IpAddr>,
+        /// The smallest TTL on the way to them.
+        ttl: Duration,
+    },
+    /// The server says that there is none (NXDOMAIN or NODATA).
+    Empty,
+    /// Nothing is known: no answer, an error code, a cut or unreadable answer.
+    Failed(String),
+}
+
+/// The answers for a name.
+#[derive(Debug)]
+pub(super) struct Answers {
+    /// Which candidate they are for.
+    pub(super) candidate: usize,
+    /// The A records.
+    pub(super) v4: Answer,
+    /// The AAAA records.
+    pub(super) v6: Answer,
+}
+
+/// A resolver and how it expands a name that is not absolute.
+pub(super) struct Resolver {
+    resolver: TokioResolver,
+    search: Vec<Name>,
+    ndots: usize,
+}
+
+impl Resolver {
+    /// A resolver that asks `server`, or, with `None`, those of the system with
+    /// its search list and host file.
+    ///
+    /// # Errors
+    /// A reason, if the system's configuration cannot be read.
+    pub(super) fn try_new(server: Option<SocketAddr>) -> Result<Self, String> {
+        let (config, mut options) = match server {
+            Some(server) => (explicit(server), ResolverOpts::default()),
+            None => read_system_conf().map_err(|error| error.to_string())?,
+        };
+        options.timeout = TRY_TIMEOUT;
+        options.attempts = RETRIES;
+        // The schedule of this module decides how old an answer may be. In
+        // particular a negative answer must not outlive the moment.
+        options.cache_size = 0;
+        if server.is_some() {
+            options.use_hosts_file = ResolveHosts::Never;
+        }
+        let mut search = config.search().to_vec();
+        if search.is_empty() {
+            search.extend(config.domain().cloned());
+        }
+        let ndots = options.ndots;
+        let resolver = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
+            .with_options(options)
+            .build()
+            .map_err(|error| error.to_string())?;
+        Ok(Self { resolver, search, ndots })
+    }
+
+    /// The absolute names to ask for `name`, in order.
+    pub(super) fn candidates(&self, name: &Name) -> Vec<Name> {
+        candidates(name, &self.search, self.ndots)
+    }
+
+    /// Asks for the first of `candidates` that has an address.
+    ///
+    /// If `known`, the first candidate is the one that answered before: when it
+    /// fails now, those behind it are not asked, because an address found there
+    /// would belong to another name. Otherwise a candidate that fails is passed
+    /// over, but the whole is [`Answer::Empty`] only if every candidate is.
+    pub(super) async fn lookup(&self, candidates: &[Name], known: bool) -> Answers {
+        let mut failed = None;
+        for (candidate, name) in candidates.iter().enumerate() {
+            let (v4, v6) =
+                join(self.ask(name, RecordType::A), self.ask(name, RecordType::AAAA)).await;
+            let found = matches!(v4, Answer::Found { .. }) || matches!(v6, Answer::Found { .. });
+            let unknown = matches!(v4, Answer::Failed(_)) || matches!(v6, Answer::Failed(_));
+            let answers = Answers { candidate, v4, v6 };
+            if found || (unknown && known && candidate == 0) {
+                return answers;
+            }
+            if unknown && failed.is_none() {
+                failed = Some(answers);
+            }
+        }
+        failed.unwrap_or(Answers { candidate: 0, v4: Answer::Empty, v6: Answer::Empty })
+    }
+
+    async fn ask(&self, name: &Name, family: RecordType) -> Answer {
+        let question = self.resolver.lookup(name.clone(), family);
+        let lookup = match tokio::time::timeout(QUESTION_TIMEOUT, question).await {
+            Ok(Ok(lookup)) => lookup,
+            Ok(Err(error)) if is_clean_negative(&error) => return Answer::Empty,
+            Ok(Err(error)) => return Answer::Failed(format!("{name} {family}: {error}")),
+            Err(_) => return Answer::Failed(format!("{name} {family}: no answer in time")),
+        };
+        let mut addresses = BTreeSet::new();
+        let mut ttl = u32::MAX;
+        for record in lookup.answers() {
+            // A CNAME on the way limits how long the whole holds.
+            ttl = ttl.min(record.ttl);
+            addresses.extend(address(&record.data));
+        }
+        if addresses.is_empty() {
+            Answer::Empty
+        } else {
+            Answer::Found { addresses, ttl: Duration::from_secs(ttl.into()) }
+        }
+    }
+}
+
+fn explicit(server: SocketAddr) -> ResolverConfig {
+    // TCP is there for answers that do not fit into a datagram: a service with
+    // some dozens of endpoints has them.
+    let connections = [ConnectionConfig::udp(), ConnectionConfig::tcp()]
+        .into_iter()
+        .map(|mut connection| {
+            connection.port = server.port();
+            connection
+        })
+        .collect();
+    let server = NameServerConfig::new(server.ip(), true, connections);
+    ResolverConfig::from_name_servers(vec![server])
+}
+
+/// Whether the server said that the name does not exist or has no such record.
+/// A referral to other servers says neither.
+fn is_clean_negative(error: &NetError) -> bool {
+    matches!(error, NetError::Dns(DnsError::NoRecordsFound(none)) if none.ns.is_none())
+}
+
+#[allow(clippy::wildcard_enum_match_arm, reason = "only two of the DNS's many types matter")]
+fn address(data: &RData) -> Option<IpAddr> {
+    match data {
+        RData::A(a) => Some(IpAddr::V4(a.0)),
+        RData::AAAA(aaaa) => Some(IpAddr::V6(aaaa.0).to_canonical()),
+        _ => None,
+    }
+}
+
+/// The rule of `resolv.conf`: a name with at least `ndots` dots is tried as it
+/// stands before the search list, any other one after it. The resolver library
+/// has it too, but reports only what the last candidate said.
+fn candidates(name: &Name, search: &[Name], ndots: usize) -> Vec<Name> {
+    let mut absolute = name.clone();
+    absolute.set_fqdn(true);
+    if name.is_fqdn() {
+        return vec![absolute];
+    }
+    let expanded = search.iter().filter_map(|domain| {
+        let mut candidate = name.clone().append_domain(domain).ok()?;
+        candidate.set_fqdn(true);
+        Some(candidate)
+    });
+    let dots = usize::from(name.num_labels()).saturating_sub(1);
+    let mut names: Vec<Name> = Vec::with_capacity(search.len() + 1);
+    if dots >= ndots {
+        names.push(absolute);
+        names.extend(expanded);
+    } else {
+        names.extend(expanded);
+        names.push(absolute);
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::from_str_relaxed(text).unwrap()
+    }
+
+    fn expand(text: &str, ndots: usize) -> Vec<String> {
+        let search = [name("default.svc.cluster.local"), name("svc.cluster.local")];
+        candidates(&name(text), &search, ndots).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_short_name_goes_through_the_search_list_first() {
+        assert_eq!(
+            expand("peers", 5),
+            ["peers.default.svc.cluster.local.", "peers.svc.cluster.local.", "peers."]
+        );
+    }
+
+    #[test]
+    fn a_name_with_enough_dots_is_tried_as_it_stands_first() {
+        assert_eq!(
+            expand("peers.test", 1),
+            [
+                "peers.test.",
+                "peers.test.default.svc.cluster.local.",
+                "peers.test.svc.cluster.local."
+            ]
+        );
+    }
+
+    #[test]
+    fn an_absolute_name_is_asked_alone() {
+        assert_eq!(expand("peers.test.", 5), ["peers.test."]);
+    }
+}
