@@ -277,5 +277,4 @@ fn escape(text: &str) -> String {
 }
 
 #[cfg(test)]
-#[path = "http_tests.rs"]
 mod tests;

@@ -65,18 +65,25 @@ impl Resolver {
     /// # Errors
     /// A reason, if the system's configuration cannot be read.
     pub(super) fn try_new(server: Option<SocketAddr>) -> Result<Self, String> {
-        let (config, mut options) = match server {
-            Some(server) => (explicit(server), ResolverOpts::default()),
-            None => read_system_conf().map_err(|error| error.to_string())?,
-        };
+        match server {
+            Some(server) => {
+                let mut options = ResolverOpts::default();
+                options.use_hosts_file = ResolveHosts::Never;
+                Self::build(explicit(server), options)
+            }
+            None => {
+                let (config, options) = read_system_conf().map_err(|error| error.to_string())?;
+                Self::build(config, options)
+            }
+        }
+    }
+
+    fn build(config: ResolverConfig, mut options: ResolverOpts) -> Result<Self, String> {
         options.timeout = TRY_TIMEOUT;
         options.attempts = RETRIES;
         // The schedule of this module decides how old an answer may be. In
         // particular a negative answer must not outlive the moment.
         options.cache_size = 0;
-        if server.is_some() {
-            options.use_hosts_file = ResolveHosts::Never;
-        }
         let mut search = config.search().to_vec();
         if search.is_empty() {
             search.extend(config.domain().cloned());
@@ -94,28 +101,18 @@ impl Resolver {
         candidates(name, &self.search, self.ndots)
     }
 
-    /// Asks for the first of `candidates` that has an address.
-    ///
-    /// If `known`, the first candidate is the one that answered before: when it
-    /// fails now, those behind it are not asked, because an address found there
-    /// would belong to another name. Otherwise a candidate that fails is passed
-    /// over, but the whole is [`Answer::Empty`] only if every candidate is.
+    /// Asks for the first of `candidates` that has an address. `known` says that
+    /// the first candidate is the one that had addresses before.
     pub(super) async fn lookup(&self, candidates: &[Name], known: bool) -> Answers {
-        let mut failed = None;
+        let mut search = Search { known, doubtful: None };
         for (candidate, name) in candidates.iter().enumerate() {
             let (v4, v6) =
                 join(self.ask(name, RecordType::A), self.ask(name, RecordType::AAAA)).await;
-            let found = matches!(v4, Answer::Found { .. }) || matches!(v6, Answer::Found { .. });
-            let unknown = matches!(v4, Answer::Failed(_)) || matches!(v6, Answer::Failed(_));
-            let answers = Answers { candidate, v4, v6 };
-            if found || (unknown && known && candidate == 0) {
+            if let Some(answers) = search.settle(Answers { candidate, v4, v6 }) {
                 return answers;
             }
-            if unknown && failed.is_none() {
-                failed = Some(answers);
-            }
         }
-        failed.unwrap_or(Answers { candidate: 0, v4: Answer::Empty, v6: Answer::Empty })
+        search.end()
     }
 
     async fn ask(&self, name: &Name, family: RecordType) -> Answer {
@@ -138,6 +135,40 @@ impl Resolver {
         } else {
             Answer::Found { addresses, ttl: Duration::from_secs(ttl.into()) }
         }
+    }
+}
+
+/// Walks the candidates of one name.
+///
+/// A candidate that fails is passed over, but the whole is [`Answer::Empty`] only
+/// if every candidate is. One that had addresses before and fails now ends the
+/// walk: an address behind it would belong to another name.
+struct Search {
+    /// Whether the first candidate had addresses before.
+    known: bool,
+    /// The first candidate that failed.
+    doubtful: Option<Answers>,
+}
+
+impl Search {
+    /// Takes the answers of the next candidate, and gives them back if they end
+    /// the walk.
+    fn settle(&mut self, answers: Answers) -> Option<Answers> {
+        let families = [&answers.v4, &answers.v6];
+        let found = families.iter().any(|answer| matches!(answer, Answer::Found { .. }));
+        let failed = families.iter().any(|answer| matches!(answer, Answer::Failed(_)));
+        if found || (failed && self.known && answers.candidate == 0) {
+            return Some(answers);
+        }
+        if failed && self.doubtful.is_none() {
+            self.doubtful = Some(answers);
+        }
+        None
+    }
+
+    /// The answers when no candidate ended the walk.
+    fn end(self) -> Answers {
+        self.doubtful.unwrap_or(Answers { candidate: 0, v4: Answer::Empty, v6: Answer::Empty })
     }
 }
 
@@ -198,6 +229,8 @@ fn candidates(name: &Name, search: &[Name], ndots: usize) -> Vec<Name> {
 
 #[cfg(test)]
 mod tests {
+    use hickory_resolver::system_conf::parse_resolv_conf;
+
     use super::*;
 
     fn name(text: &str) -> Name {
@@ -232,5 +265,46 @@ mod tests {
     #[test]
     fn an_absolute_name_is_asked_alone() {
         assert_eq!(expand("peers.test.", 5), ["peers.test."]);
+    }
+
+    #[tokio::test]
+    async fn the_search_list_and_ndots_of_the_system_apply() {
+        let text = "search default.svc.cluster.local svc.cluster.local\n\
+                    nameserver 127.0.0.1\noptions ndots:5\n";
+        let (config, options) = parse_resolv_conf(text).unwrap();
+        let resolver = Resolver::build(config, options).unwrap();
+        let names = resolver.candidates(&name("peers.ns.svc.cluster.local"));
+        assert_eq!(names.len(), 3);
+        assert_eq!(names[2], name("peers.ns.svc.cluster.local."));
+        assert_eq!(resolver.resolver.options().cache_size, 0);
+    }
+
+    /// How many candidates are asked, and which answer comes out, if candidate
+    /// `n` gives `answers[n]` for A and nothing for AAAA.
+    fn search<const N: usize>(answers: [Answer; N], known: bool) -> (usize, usize, Answer) {
+        let mut search = Search { known, doubtful: None };
+        for (candidate, v4) in answers.into_iter().enumerate() {
+            let answers = Answers { candidate, v4, v6: Answer::Empty };
+            if let Some(end) = search.settle(answers) {
+                return (candidate + 1, end.candidate, end.v4);
+            }
+        }
+        let end = search.end();
+        (N, end.candidate, end.v4)
+    }
+
+    #[test]
+    fn the_search_goes_on_until_an_address_is_found() {
+        let found = || Answer::Found { addresses: BTreeSet::new(), ttl: TRY_TIMEOUT };
+        let failed = || Answer::Failed("refused".to_owned());
+        let empty = || Answer::Empty;
+        assert_eq!(search([empty(), found(), empty()], false), (2, 1, found()));
+        assert_eq!(search([failed(), found()], false), (2, 1, found()));
+        assert_eq!(search([empty(), empty()], false), (2, 0, empty()));
+        // One in doubt leaves the whole in doubt.
+        assert_eq!(search([empty(), failed(), empty()], false), (3, 1, failed()));
+        // The name that is known to be the right one fails: no other will do.
+        assert_eq!(search([failed(), found()], true), (1, 0, failed()));
+        assert_eq!(search([empty(), found()], true), (2, 1, found()));
     }
 }

@@ -1,4 +1,7 @@
+//! The telemetry listener over real sockets.
+
 use std::future::Future;
+use std::pin::Pin;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -30,7 +33,10 @@ where
     let (control, drain) = DrainControl::new();
     let control = Arc::new(control);
     let test = test(address, Arc::clone(&control));
-    let (served, ()) = tokio::join!(server.run(pages, drain), async {
+    // Boxed as a supervised task is: it must be `Send`.
+    let served: Pin<Box<dyn Future<Output = io::Result<()>> + Send>> =
+        Box::pin(server.run(pages, drain));
+    let (served, ()) = tokio::join!(served, async {
         test.await;
         // The server ends when the last of these is dropped.
         drop(control);
