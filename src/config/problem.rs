@@ -1,5 +1,6 @@
 //! What is wrong with a configuration, and where.
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// A place in a file, both counted from 1; columns count characters.
@@ -50,13 +51,22 @@ impl fmt::Display for LoadError {
                 write!(f, ":{}:{}", place.line, place.column)?;
             }
             if !problem.path.is_empty() {
-                write!(f, ": {}", problem.path)?;
+                write!(f, ": {}", printable(&problem.path))?;
             }
-            // A message that quotes the file stays on its line.
-            write!(f, ": {}", problem.message.replace('\n', "\\n"))?;
+            write!(f, ": {}", printable(&problem.message))?;
         }
         Ok(())
     }
 }
 
 impl std::error::Error for LoadError {}
+
+/// Keeps what is quoted from the file on its line, and off the terminal's
+/// controls.
+fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return text.into();
+    }
+    let escape = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(escape).collect()
+}

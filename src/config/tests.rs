@@ -515,6 +515,12 @@ fn broken_syntax_has_a_place() {
 }
 
 #[test]
+fn what_is_quoted_stays_on_its_line() {
+    one_fault(&faults("proxy: { upstream: \"http://\\n\\e[31m\" }"), &["`http://\\n\\u{1b}[31m`"]);
+    one_fault(&faults("proxy: { upstream: http://a, \"a\\nb\": 1 }"), &["proxy.a\\nb: unknown"]);
+}
+
+#[test]
 fn a_hostile_file_ends_in_bounded_time() {
     let mut text = String::from("proxy: { upstream: http://a }\nlimits:\n");
     for _ in 0..5000 {
