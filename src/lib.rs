@@ -25,3 +25,7 @@ pub mod wire;
 
 pub mod limiter;
 pub mod replication;
+
+pub mod admin;
+
+pub mod cli;
