@@ -7,8 +7,13 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+pub mod buckets;
 mod check;
+pub mod client;
+pub mod limits;
+pub mod peers;
 mod schema;
+mod table;
 
 /// How a command ends, as `sysexits.h` counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
