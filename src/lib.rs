@@ -20,7 +20,10 @@
 //! what lets `tests/sim` drive a whole cluster with a virtual clock.
 
 pub mod runtime;
+pub mod settings;
 pub mod time;
 pub mod wire;
 
 pub mod limiter;
+
+pub mod proxy;
