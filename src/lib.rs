@@ -13,15 +13,25 @@
 //! | 3 | `discovery` | who the peers are |
 //! | 2 | `replication` (pure) | what replicas owe each other |
 //! | 1 | `limiter` (pure) | may this request pass, and if not, when |
-//! | 0 | `time`, `wire`, `runtime`, `telemetry` | clock, generated code, plumbing |
+//! | 0 | `time`, `wire`, `settings`, `runtime`, `telemetry` | clock, generated code, notations, plumbing |
 //!
 //! Pure modules have no tokio, tonic, hyper, sockets, files, randomness or
 //! clock: time comes in as an argument, events go in, actions come out. That is
 //! what lets `tests/sim` drive a whole cluster with a virtual clock.
 
 pub mod runtime;
+pub mod settings;
+pub mod telemetry;
 pub mod time;
 pub mod wire;
 
 pub mod limiter;
+
 pub mod replication;
+
+pub mod discovery;
+
+pub mod peer;
+pub mod proxy;
+
+pub mod admin;

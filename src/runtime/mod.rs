@@ -1,12 +1,14 @@
-//! Process plumbing (layer 0): drain, readiness, signals, supervised tasks.
-//! Nothing here knows what the process does.
+//! Process plumbing (layer 0): drain, readiness, signals, supervised tasks,
+//! listening sockets. Nothing here knows what the process does.
 
 mod drain;
+mod listen;
 mod readiness;
 mod signal;
 mod supervisor;
 
 pub use drain::{Drain, DrainControl, Stage};
+pub use listen::{ListenAddr, ListenAddrError};
 pub use readiness::{Gate, Readiness};
 pub use signal::Signals;
 pub use supervisor::{Failure, OnExit, Supervisor, spawn_local};

@@ -1,0 +1,5 @@
+//! Discovery (layer 3): who the peers are.
+
+mod config;
+
+pub use config::{Config, HostPort};

@@ -1,0 +1,5 @@
+//! Peer (layer 4): the mesh between replicas.
+
+mod config;
+
+pub use config::Config;

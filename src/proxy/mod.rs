@@ -1,0 +1,5 @@
+//! Proxy (layer 4): the data path.
+
+mod config;
+
+pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError};
