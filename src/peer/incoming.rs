@@ -1,0 +1,152 @@
+//! Incoming: connections from diallers, bounded in number and in patience.
+//!
+//! A connection that has no session after a few seconds is closed, so that
+//! strangers who connect and say nothing cannot keep peers out. Errors of
+//! `accept` (such as too many open files) pause the loop and never end it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_core::Stream;
+use futures_util::stream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
+use tonic::transport::server::Connected;
+use tracing::{debug, warn};
+
+use super::metrics::{Metrics, Reason};
+
+/// Connections at most; one more is closed at once.
+const MAX_CONNECTIONS: usize = 1_024;
+/// How long a connection may be without ever having had a session.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Pause after an error of `accept`.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where a stream comes from.
+#[derive(Clone, Debug)]
+pub(super) struct Origin {
+    /// The other end of the connection. Never an identity.
+    pub(super) remote: SocketAddr,
+    greeted: Arc<AtomicBool>,
+}
+
+impl Origin {
+    /// The connection has a session: it may stay.
+    pub(super) fn greeted(&self) {
+        self.greeted.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The connections that arrive at `listener`, without end.
+pub(super) fn connections(
+    listener: TcpListener,
+    metrics: Metrics,
+) -> impl Stream<Item = io::Result<Connection>> {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    stream::unfold((listener, places, metrics), async |(listener, places, metrics)| {
+        let connection = loop {
+            let (stream, remote) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    warn!(%error, "cannot accept a peer's connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                metrics.refused(Reason::TooMany);
+                debug!(%remote, "too many connections");
+                continue;
+            };
+            if let Err(error) = stream.set_nodelay(true) {
+                debug!(%remote, %error, "the connection is already gone");
+                continue;
+            }
+            break Connection::new(stream, remote, place);
+        };
+        Some((Ok(connection), (listener, places, metrics)))
+    })
+}
+
+/// A dialler's connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: TcpStream,
+    origin: Origin,
+    /// Until a session was opened.
+    patience: Option<Pin<Box<Sleep>>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    fn new(stream: TcpStream, remote: SocketAddr, place: OwnedSemaphorePermit) -> Self {
+        let origin = Origin { remote, greeted: Arc::new(AtomicBool::new(false)) };
+        let patience = Some(Box::pin(tokio::time::sleep(PATIENCE)));
+        Self { stream, origin, patience, _place: place }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Origin;
+
+    fn connect_info(&self) -> Origin {
+        self.origin.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some(patience) = &mut self.patience {
+            let over = patience.as_mut().poll(cx).is_ready();
+            if self.origin.greeted.load(Ordering::Relaxed) {
+                self.patience = None;
+            } else if over {
+                let error = io::Error::new(io::ErrorKind::TimedOut, "no session in time");
+                return Poll::Ready(Err(error));
+            }
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
