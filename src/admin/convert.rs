@@ -160,17 +160,14 @@ pub(super) fn key_parts(canonical: &[u8], rule: &Rule) -> Vec<pb::KeyPart> {
         .iter()
         .enumerate()
         .map(|(index, value)| {
-            let kind = match value {
-                KeyValue::Missing => pb::KeyKind::Missing,
-                KeyValue::Client(_) => pb::KeyKind::Address,
-                KeyValue::Text(_) => pb::KeyKind::Text,
-                KeyValue::List(_) => pb::KeyKind::List,
-                KeyValue::Secret(_) => pb::KeyKind::Secret,
-                KeyValue::Long(_) => pb::KeyKind::Long,
-            };
-            let part = match kind {
-                pb::KeyKind::Long => None,
-                _ => rule.key.get(index),
+            let part = rule.key.get(index);
+            let (kind, part) = match value {
+                KeyValue::Missing => (pb::KeyKind::Missing, part),
+                KeyValue::Client(_) => (pb::KeyKind::Address, part),
+                KeyValue::Text(_) => (pb::KeyKind::Text, part),
+                KeyValue::List(_) => (pb::KeyKind::List, part),
+                KeyValue::Secret(_) => (pb::KeyKind::Secret, part),
+                KeyValue::Long(_) => (pb::KeyKind::Long, None),
             };
             pb::KeyPart {
                 source: part.map_or_else(String::new, ToString::to_string),

@@ -56,8 +56,8 @@ pub struct GetArgs {
     #[arg(required_unless_present = "id")]
     pub limit: Option<String>,
     /// The key's values, one for each part of the limit's key; `(none)` for a part
-    /// that the requests lack
-    #[arg(value_name = "KEY_PART", conflicts_with = "id", allow_hyphen_values = true)]
+    /// that the requests lack; put `--` before values that begin with a hyphen
+    #[arg(value_name = "KEY_PART", conflicts_with = "id")]
     pub key: Vec<String>,
     /// The bucket's identity, 32 hexadecimal digits, in place of a key
     #[arg(long, value_name = "HEX")]

@@ -125,15 +125,20 @@ impl ClientArgs {
             return self.unreachable(deepest(source));
         }
         let message = status.message();
-        match status.code() {
-            Code::Unavailable => self.unreachable(message.to_owned()),
-            Code::InvalidArgument => Error::Usage(message.to_owned()),
-            Code::NotFound => Error::Refused(message.to_owned()),
-            Code::Unimplemented => Error::Refused(format!(
+        let code = status.code();
+        if code == Code::Unavailable {
+            self.unreachable(message.to_owned())
+        } else if code == Code::InvalidArgument {
+            Error::Usage(message.to_owned())
+        } else if code == Code::NotFound {
+            Error::Refused(message.to_owned())
+        } else if code == Code::Unimplemented {
+            Error::Refused(format!(
                 "the replica at {} is of another version and does not know the question",
                 self.admin
-            )),
-            code => Error::Refused(format!("{} answers {code:?}: {message}", self.admin)),
+            ))
+        } else {
+            Error::Refused(format!("{} answers {code:?}: {message}", self.admin))
         }
     }
 
