@@ -8,6 +8,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::*;
 use crate::runtime::DrainControl;
 
+/// Longer than any of these tests may take, also by a paused clock.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 fn pages() -> Pages {
     let status = || Status {
         replica: "pod-<1>".to_owned(),
@@ -37,7 +40,7 @@ where
     let served: Pin<Box<dyn Future<Output = io::Result<()>> + Send>> =
         Box::pin(server.run(pages, drain));
     let (served, ()) = tokio::join!(served, async {
-        test.await;
+        tokio::time::timeout(PATIENCE, test).await.expect("the test hangs");
         // The server ends when the last of these is dropped.
         drop(control);
     });

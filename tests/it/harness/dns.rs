@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use hickory_server::proto::op::{Message, Query, ResponseCode};
 use hickory_server::proto::rr::rdata::{A, AAAA, SOA};
@@ -14,6 +15,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+
+/// Longer than any question may take to come.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What the server does with a question for an address.
 #[derive(Clone, Debug)]
@@ -108,7 +112,9 @@ impl DnsServer {
     /// Waits for `count` more questions for A records over UDP.
     pub(crate) async fn next_questions(&mut self, count: usize) {
         let wanted = self.asked().a_over_udp + count;
-        self.asked.wait_for(|asked| asked.a_over_udp >= wanted).await.unwrap();
+        let asked = self.asked.wait_for(|asked| asked.a_over_udp >= wanted);
+        let asked = tokio::time::timeout(PATIENCE, asked).await;
+        asked.unwrap_or_else(|_| panic!("fewer than {count} more questions came")).unwrap();
     }
 }
 
