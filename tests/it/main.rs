@@ -1,0 +1,12 @@
+//! Whole parts of the product in one process, over real sockets on port 0.
+
+#[allow(unreachable_pub, missing_docs, reason = "nothing outside this binary reads it")]
+mod harness;
+
+mod proxy_clients;
+mod proxy_grpc;
+mod proxy_headers;
+mod proxy_http;
+mod proxy_life;
+mod proxy_limits;
+mod proxy_security;
