@@ -99,8 +99,12 @@ impl Presentation {
             nearest.or_else(|| decision.checks.iter().filter(told).min_by(|a, b| exhaustion(a, b)));
         let nearest = nearest?;
         let remaining = nearest.level.whole();
-        // Nanoseconds to whole seconds, never early.
-        let reset = nearest.full_in.map(|nanos| nanos.div_ceil(1_000_000_000));
+        // Nanoseconds to whole seconds, never early. A blocked limit has no end
+        // that could be told.
+        let reset = nearest
+            .full_in
+            .filter(|_| !nearest.quota.rate().is_blocked())
+            .map(|nanos| nanos.div_ceil(1_000_000_000));
         let standard = if standard {
             let view = self.view(nearest.limit)?;
             let mut state = String::with_capacity(view.quoted_name.len() + 24);
@@ -208,7 +212,7 @@ fn exhaustion(a: &Check, b: &Check) -> Ordering {
 
 fn policy(quoted_name: &str, quota: &Quota) -> String {
     let mut text = format!("{quoted_name};q={}", quota.burst().whole());
-    if let Some(window) = quota.fill_seconds() {
+    if let Some(window) = quota.fill_seconds().filter(|_| !quota.rate().is_blocked()) {
         let _ = write!(text, ";w={window}");
     }
     text

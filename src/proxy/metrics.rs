@@ -208,13 +208,9 @@ impl TypedMetric for DurationHistogram {
 
 impl EncodeMetric for DurationHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let mut bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::MAX]);
-        let buckets: Vec<(f64, u64)> = self
-            .0
-            .counts
-            .iter()
-            .map(|count| (bounds.next().unwrap_or(f64::MAX), count.load(Ordering::Relaxed)))
-            .collect();
+        let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
+        let counts = self.0.counts.iter().map(|count| count.load(Ordering::Relaxed));
+        let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
         let count = buckets.iter().map(|(_, count)| count).sum();
         let sum = self.0.sum_us.load(Ordering::Relaxed) as f64 / 1e6;
         encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)

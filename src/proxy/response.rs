@@ -27,7 +27,7 @@ pub(super) const OVERLOADED: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     proxy-status: tidegate; error=connection_limit_reached\r\n\
     retry-after: 1\r\n\
     connection: close\r\n\
-    content-length: 105\r\n\r\n\
+    content-length: 106\r\n\r\n\
     {\"type\":\"about:blank\",\"title\":\"Service Unavailable\",\"status\":503,\"detail\":\"too many connections are open\"}";
 
 /// Why a request is not answered by the upstream.

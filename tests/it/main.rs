@@ -15,3 +15,10 @@ mod harness;
 
 mod admin;
 mod discovery;
+mod proxy_clients;
+mod proxy_grpc;
+mod proxy_headers;
+mod proxy_http;
+mod proxy_life;
+mod proxy_limits;
+mod proxy_security;
