@@ -11,20 +11,21 @@
 //! | 5 | `admin` | gRPC for operators, HTTP for the kubelet and Prometheus |
 //! | 4 | `proxy`, `peer` | the data path; the mesh between replicas |
 //! | 3 | `discovery` | who the peers are |
-//! | 2 | `replication` (pure) | what replicas owe each other |
-//! | 1 | `limiter` (pure), `telemetry` | may this request pass, and if not, when; log and metrics |
-//! | 0 | `time`, `wire`, `settings`, `runtime` | clock, generated code, notations, plumbing |
+//! | 2 | `replication` (pure), `telemetry` | what replicas owe each other; log and metrics |
+//! | 1 | `limiter` (pure), `runtime` | may this request pass, and if not, when; process plumbing |
+//! | 0 | `time`, `wire`, `settings` | clock, generated code, notations of the configuration |
 //!
 //! Pure modules have no tokio, tonic, hyper, sockets, files, randomness or
 //! clock: time comes in as an argument, events go in, actions come out. That is
 //! what lets `tests/sim` drive a whole cluster with a virtual clock.
 
-pub mod runtime;
 pub mod settings;
 pub mod time;
 pub mod wire;
 
 pub mod limiter;
+pub mod runtime;
+
 pub mod telemetry;
 
 pub mod discovery;
