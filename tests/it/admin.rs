@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -78,6 +78,8 @@ struct FakeCluster {
     peers: Vec<PeerView>,
     /// What the peer spent from a bucket, in micro-tokens.
     spent: Mutex<BTreeMap<BucketId, u64>>,
+    /// How many more replicas spent from every bucket.
+    crowd: AtomicU8,
     stopped: AtomicBool,
 }
 
@@ -96,11 +98,17 @@ impl Cluster for Shared {
                 address: "10.0.0.1:9401".into(),
                 group: "default".into(),
                 joined: engine.is_joined(),
-                unsent: engine.unsent(),
             },
             peers: self.0.peers.clone(),
             listed_addresses: 3,
         })
+    }
+
+    async fn unsent(&self) -> Result<u64, Stopped> {
+        if self.0.stopped.load(Ordering::SeqCst) {
+            return Err(Stopped);
+        }
+        Ok(1_500_000)
     }
 
     async fn buckets(&self, ids: Vec<BucketId>) -> Result<Vec<Option<BucketView>>, Stopped> {
@@ -118,6 +126,9 @@ impl Cluster for Shared {
                 if let Some(micros) = spent.get(&id) {
                     view.spent.push((PEER, *micros));
                     view.heard_nanos_ago = Some(250_000_000);
+                }
+                for n in 0..self.0.crowd.load(Ordering::SeqCst) {
+                    view.spent.push((Incarnation::from_bytes([n; 16]), u64::MAX));
                 }
                 Some(view)
             })
@@ -243,6 +254,7 @@ impl Replica {
             clock: clock.clone(),
             peers,
             spent: Mutex::default(),
+            crowd: AtomicU8::new(0),
             stopped: AtomicBool::new(false),
         });
         let (server, address) = AdminServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -580,6 +592,24 @@ async fn ad_g2_two_hundred_thousand_keys_are_listed_whole_in_small_messages() {
 }
 
 #[tokio::test]
+async fn messages_stay_small_when_each_bucket_is_large() {
+    let replica = Replica::start().await;
+    replica.cluster.crowd.store(200, Ordering::SeqCst);
+    for n in 0..250 {
+        replica.ask([10, 0, 0, n], &[]);
+    }
+    let messages = replica.list(pb::ListBucketsRequest::default()).await;
+    let sizes: Vec<usize> = messages.iter().map(pb::ListBucketsResponse::encoded_len).collect();
+    assert!(sizes.iter().sum::<usize>() > 2_000_000, "{sizes:?}");
+    assert!(sizes.iter().all(|size| *size < 256 * 1024), "{sizes:?}");
+    let ids: HashSet<&str> =
+        messages.iter().flat_map(|m| &m.buckets).map(|b| b.id.as_str()).collect();
+    assert_eq!(ids.len(), 250);
+    let told: usize = messages.iter().map(|m| m.buckets.len()).sum();
+    assert_eq!(told, 250);
+}
+
+#[tokio::test]
 async fn listings_at_the_same_time_are_few_and_a_dropped_one_makes_room() {
     // More than the windows of HTTP/2 hold, so that a listing nobody reads stays.
     let rule = Rule { key: key(&[Source::Header("x-key".into())]), ..Rule::default() };
@@ -612,6 +642,7 @@ async fn peers_are_listed_with_this_replica() {
     let this = answer.this.unwrap();
     assert_eq!((this.incarnation, this.name.as_str()), (ME.to_string(), "pod-a"));
     assert!(this.joined);
+    assert_eq!((this.unsent, this.unsent_micros), (1.5, 1_500_000));
     assert_eq!(this.version, env!("CARGO_PKG_VERSION"));
     assert_eq!(answer.listed_addresses, 3);
     let [live, lost] = &answer.peers[..] else { panic!("{:?}", answer.peers) };
@@ -806,6 +837,8 @@ async fn the_program_prints_buckets_as_a_table() {
     }
     replica.ask([203, 0, 113, 7], &[]);
     let text = replica.tidegate(&["buckets", "list"]).await.unwrap();
+    let (text, known) = text.split_once("\n\n").unwrap();
+    assert_eq!(known, "2 bucket(s); up to 120ms old, 1 live peer(s); 1 peer(s) are not heard\n");
     let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
     assert_eq!(
         lines,
@@ -822,12 +855,17 @@ async fn the_program_prints_buckets_as_a_table() {
     let end = *ends.iter().next().unwrap();
     assert!(text.lines().skip(1).all(|l| l.as_bytes()[end - 1].is_ascii_digit()), "{text}");
 
-    let text = replica.tidegate(&["buckets", "list", "--not-full", "--max", "1"]).await.unwrap();
-    assert_eq!(text.lines().count(), 2);
-    let text = replica.tidegate(&["buckets", "list", "--prefix", "203.0.113.9"]).await.unwrap();
-    assert_eq!(text.lines().count(), 2);
-    let text = replica.tidegate(&["buckets", "list", "--limit", "tenants"]).await.unwrap();
-    assert_eq!(text.lines().count(), 1);
+    for (filter, count) in [
+        (&["--not-full", "--max", "1"][..], 1),
+        (&["--prefix", "203.0.113.9"], 1),
+        (&["--limit", "per-client"], 2),
+        (&["--limit", "tenants"], 0),
+    ] {
+        let text = replica.tidegate(&[&["buckets", "list"], filter].concat()).await.unwrap();
+        let (table, known) = text.split_once("\n\n").unwrap();
+        assert_eq!(table.lines().count(), 1 + count, "{text}");
+        assert!(known.starts_with(&format!("{count} bucket(s); up to 120ms old")), "{text}");
+    }
 }
 
 #[tokio::test]
