@@ -27,7 +27,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tonic::Code;
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -271,9 +271,18 @@ impl Replica {
         self.limiter.decide(&Asked { ip, headers }, self.clock.now()).is_admitted()
     }
 
+    async fn channel(&self) -> Channel {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).unwrap();
+        endpoint.connect().await.unwrap()
+    }
+
     /// A client as anybody would make one: default limits.
     async fn client(&self) -> AdminClient<Channel> {
-        AdminClient::connect(format!("http://{}", self.address)).await.unwrap()
+        AdminClient::new(self.channel().await)
+    }
+
+    async fn health_client(&self) -> HealthClient<Channel> {
+        HealthClient::new(self.channel().await)
     }
 
     async fn get(
@@ -672,8 +681,7 @@ async fn a_stopped_mesh_is_unavailable_and_limits_still_answer() {
 #[tokio::test]
 async fn health_follows_readiness_and_the_drain() {
     let replica = Replica::start().await;
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", replica.address));
-    let mut health = HealthClient::new(endpoint.unwrap().connect().await.unwrap());
+    let mut health = replica.health_client().await;
     let ask = |service: &str| HealthCheckRequest { service: service.into() };
     let mut watch = health.watch(ask("")).await.unwrap().into_inner();
     assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
@@ -695,8 +703,7 @@ async fn health_follows_readiness_and_the_drain() {
 #[tokio::test]
 async fn it_answers_while_draining_and_open_streams_do_not_hold_up_its_end() {
     let mut replica = Replica::start().await;
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", replica.address));
-    let mut health = HealthClient::new(endpoint.unwrap().connect().await.unwrap());
+    let mut health = replica.health_client().await;
     let mut watch =
         health.watch(HealthCheckRequest { service: String::new() }).await.unwrap().into_inner();
     watch.message().await.unwrap().unwrap();
@@ -716,11 +723,13 @@ async fn it_answers_while_draining_and_open_streams_do_not_hold_up_its_end() {
 #[tokio::test]
 async fn dropping_the_server_cuts_its_connections() {
     let replica = Replica::start().await;
-    let mut client = replica.client().await;
-    client.list_limits(pb::ListLimitsRequest {}).await.unwrap();
+    let mut health = replica.health_client().await;
+    let mut watch =
+        health.watch(HealthCheckRequest { service: String::new() }).await.unwrap().into_inner();
+    watch.message().await.unwrap().unwrap();
     replica.server.abort();
-    let gone = async { while client.list_limits(pb::ListLimitsRequest {}).await.is_ok() {} };
-    tokio::time::timeout(Duration::from_secs(5), gone).await.unwrap();
+    let cut = async { while let Ok(Some(_)) = watch.message().await {} };
+    tokio::time::timeout(Duration::from_secs(5), cut).await.expect("the open stream is cut");
 }
 
 #[tokio::test]
@@ -770,8 +779,7 @@ async fn reflection_lists_what_is_served_and_describes_it() {
     use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
     use tonic_reflection::pb::v1alpha;
     let replica = Replica::start().await;
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", replica.address));
-    let channel = endpoint.unwrap().connect().await.unwrap();
+    let channel = replica.channel().await;
     let mut client = ServerReflectionClient::new(channel.clone());
     let mut answers = Vec::new();
     for question in [
