@@ -24,7 +24,7 @@ use tidegate::time::{Clock, Timestamp};
 use tidegate::wire::tidegate::admin::v1 as pb;
 use tidegate::wire::tidegate::admin::v1::admin_client::AdminClient;
 use tokio::io::AsyncReadExt as _;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
@@ -984,10 +984,10 @@ async fn the_program_says_what_went_wrong_by_its_exit_status() {
     let error = replica.tidegate(&["peers"]).await.unwrap_err();
     assert_eq!(error.exit_code(), 69, "{error}");
 
-    // A port that was just free: nothing listens there.
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    // Bound, so that nobody else gets the port, but not listening.
+    let held = TcpSocket::new_v4().unwrap();
+    held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = held.local_addr().unwrap();
     for args in [&["limits"][..], &["peers"], &["buckets", "list"], &["buckets", "get", "a", "b"]] {
         let error = run(args, Some(address)).await.unwrap_err();
         assert_eq!(error.exit_code(), 69, "{error}");
