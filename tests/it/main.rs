@@ -1,6 +1,13 @@
 //! Whole parts of the product in one process, over real sockets on port 0.
 
-#[allow(unreachable_pub, missing_docs, reason = "nothing outside this binary reads it")]
+#![allow(
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on has failed, and nothing outside this binary reads it"
+)]
+
 mod harness;
 
 mod proxy_clients;
