@@ -441,3 +441,32 @@ fn an_upstream_may_live_behind_a_unix_socket() {
     assert_eq!(proxy.connect().get("/").text(), "unix");
     assert!(served.join().unwrap().contains("host: app.example"));
 }
+
+#[test]
+fn gr_g3_an_answer_that_nobody_reads_to_its_end_is_given_up() {
+    // The client leaves, or does not read.
+    for leaves in [true, false] {
+        let upstream = Upstream::scripted(|_| {
+            Reply::Take(Box::new(|mut io, _| {
+                let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+                io.write_all(head).unwrap();
+                let chunk = format!("10000\r\n{}\r\n", "x".repeat(0x10000));
+                while io.write_all(chunk.as_bytes()).is_ok() {}
+            }))
+        });
+        let proxy = Setup::before(&upstream)
+            .with(|config| config.timeouts.idle = Duration::from_millis(300))
+            .start();
+        let mut connection = proxy.connect();
+        connection.send(request("GET", "/", &[], ""));
+        connection.exactly(1000);
+        if leaves {
+            drop(connection);
+            eventually("the upstream's end", || upstream.ended() == 1);
+        } else {
+            eventually("the upstream's end", || upstream.ended() == 1);
+            drop(connection);
+        }
+        eventually("the connection's end", || proxy.handle.connections() == 0);
+    }
+}

@@ -13,6 +13,7 @@ fn finishes_within(proxy: &TestProxy, bound: Duration) {
     runtime.block_on(async {
         tokio::time::timeout(bound, proxy.handle.finished()).await.expect("the proxy still runs");
     });
+    assert_eq!(proxy.failure(), None);
 }
 
 #[test]
@@ -95,6 +96,25 @@ fn lc_g3_a_websocket_ends_with_the_time_to_drain() {
     proxy.drain(Stage::Aborting);
     finishes_within(&proxy, Duration::from_secs(1));
     assert!(connection.is_ended());
+}
+
+#[test]
+fn whatever_runs_when_the_time_is_up_ends() {
+    let upstream = Upstream::scripted(|received| match received.line() {
+        "GET /hang HTTP/1.1" => Reply::Silence,
+        _ => Reply::Bytes(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello".to_vec()),
+    });
+    let proxy = Setup::before(&upstream).start();
+    let mut connections: Vec<Connection> = (0..3).map(|_| proxy.connect()).collect();
+    connections[0].send(request("GET", "/hang", &[], ""));
+    connections[1].send(request("GET", "/half", &[], ""));
+    connections[2].send("POST /upload HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhello");
+    eventually("the requests", || upstream.count() == 2 && upstream.connections() == 3);
+    proxy.drain(Stage::Aborting);
+    finishes_within(&proxy, Duration::from_secs(1));
+    for connection in &mut connections {
+        connection.rest();
+    }
 }
 
 #[test]
