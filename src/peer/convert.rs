@@ -11,7 +11,8 @@ use bytes::Bytes;
 
 use crate::limiter::BucketId;
 use crate::replication::{
-    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, Row, Snapshot,
+    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, LimitEpoch, Row,
+    Snapshot, Update,
 };
 use crate::wire::tidegate::peer::v1 as wire;
 
@@ -44,6 +45,8 @@ pub(super) enum Fault {
     TooLong { bytes: usize, most: usize },
     /// It has more elements than allowed.
     TooMany { count: usize, most: usize },
+    /// It is not a number from zero up.
+    NoRate,
 }
 
 impl fmt::Display for Fault {
@@ -52,6 +55,7 @@ impl fmt::Display for Fault {
             Self::Length { bytes, wanted } => write!(f, "has {bytes} bytes, not {wanted}"),
             Self::TooLong { bytes, most } => write!(f, "has {bytes} bytes, above {most}"),
             Self::TooMany { count, most } => write!(f, "has {count} elements, above {most}"),
+            Self::NoRate => f.write_str("is not a number from zero up"),
         }
     }
 }
@@ -62,10 +66,15 @@ pub(super) fn encode(frame: Frame) -> wire::Frame {
     let body = match body {
         Body::Heartbeat => None,
         Body::Hello(hello) => Some(wire::frame::Body::Hello(encode_hello(hello))),
-        Body::Update(entries) => Some(wire::frame::Body::Update(wire::Update {
-            entries: entries.into_iter().map(encode_entry).collect(),
-            limit_epochs: Vec::new(),
-        })),
+        Body::Update(Update { entries, limit_epochs }) => {
+            Some(wire::frame::Body::Update(wire::Update {
+                entries: entries.into_iter().map(encode_entry).collect(),
+                limit_epochs: limit_epochs
+                    .into_iter()
+                    .map(|LimitEpoch { limit, epoch }| wire::LimitEpoch { limit, epoch })
+                    .collect(),
+            }))
+        }
         Body::SnapshotRequest => Some(wire::frame::Body::SnapshotRequest(wire::SnapshotRequest {})),
         Body::Snapshot(Snapshot { rows, last, joining }) => {
             Some(wire::frame::Body::Snapshot(wire::Snapshot {
@@ -124,6 +133,7 @@ fn encode_entry(entry: Entry) -> wire::Entry {
         fresh_spent,
         fresh_returned,
         level,
+        demand,
         key,
     } = entry;
     wire::Entry {
@@ -138,6 +148,7 @@ fn encode_entry(entry: Entry) -> wire::Entry {
         fresh_spent,
         fresh_returned,
         level,
+        demand: encode_demand(demand),
         key: key.map(Bytes::from).unwrap_or_default(),
         // What this version does not speak of.
         ..wire::Entry::default()
@@ -147,13 +158,13 @@ fn encode_entry(entry: Entry) -> wire::Entry {
 fn encode_row(row: Row) -> wire::Row {
     let Row { bucket, limit, epoch, deficit, contributions, key } = row;
     let contributions = contributions.into_iter().map(|contribution| {
-        let Contribution { incarnation, generation, spent, returned } = contribution;
+        let Contribution { incarnation, generation, spent, returned, demand } = contribution;
         wire::Contribution {
             incarnation: encode_id(incarnation.to_bytes()),
             generation,
             spent,
             returned,
-            demand: 0.0,
+            demand: encode_demand(demand),
         }
     });
     wire::Row {
@@ -181,8 +192,15 @@ pub(super) fn decode(frame: wire::Frame) -> Result<Frame, Malformed> {
         None => Body::Heartbeat,
         Some(wire::frame::Body::Hello(hello)) => Body::Hello(decode_hello(hello)?),
         Some(wire::frame::Body::Update(update)) => {
-            few("Update.entries", update.entries.len(), MAX_ITEMS)?;
-            Body::Update(update.entries.into_iter().map(decode_entry).collect::<Result<_, _>>()?)
+            let wire::Update { entries, limit_epochs } = update;
+            few("Update.entries", entries.len(), MAX_ITEMS)?;
+            few("Update.limit_epochs", limit_epochs.len(), MAX_LIMITS)?;
+            let entries = entries.into_iter().map(decode_entry).collect::<Result<_, _>>()?;
+            let limit_epochs = limit_epochs
+                .into_iter()
+                .map(|wire::LimitEpoch { limit, epoch }| LimitEpoch { limit, epoch })
+                .collect();
+            Body::Update(Update { entries, limit_epochs })
         }
         Some(wire::frame::Body::SnapshotRequest(wire::SnapshotRequest {})) => Body::SnapshotRequest,
         Some(wire::frame::Body::Snapshot(snapshot)) => {
@@ -248,6 +266,7 @@ fn decode_entry(entry: wire::Entry) -> Result<Entry, Malformed> {
         fresh_spent: entry.fresh_spent,
         fresh_returned: entry.fresh_returned,
         level: entry.level,
+        demand: decode_demand("Entry.demand", entry.demand)?,
         key: key("Entry.key", &entry.key)?,
     })
 }
@@ -255,10 +274,10 @@ fn decode_entry(entry: wire::Entry) -> Result<Entry, Malformed> {
 fn decode_row(row: wire::Row) -> Result<Row, Malformed> {
     few("Row.contributions", row.contributions.len(), MAX_CONTRIBUTIONS)?;
     let contributions = row.contributions.into_iter().map(|contribution| {
-        let wire::Contribution { incarnation, generation, spent, returned, demand: _ } =
-            contribution;
+        let wire::Contribution { incarnation, generation, spent, returned, demand } = contribution;
         let incarnation = Incarnation::from_bytes(id("Contribution.incarnation", &incarnation)?);
-        Ok(Contribution { incarnation, generation, spent, returned })
+        let demand = decode_demand("Contribution.demand", demand)?;
+        Ok(Contribution { incarnation, generation, spent, returned, demand })
     });
     Ok(Row {
         bucket: BucketId::from_bytes(id("Row.bucket", &row.bucket)?),
@@ -268,6 +287,19 @@ fn decode_row(row: wire::Row) -> Result<Row, Malformed> {
         contributions: contributions.collect::<Result<_, _>>()?,
         key: key("Row.key", &row.key)?,
     })
+}
+
+/// Demand travels in tokens per second; here it is in micro-tokens per nanosecond.
+fn encode_demand(demand: f64) -> f32 {
+    (demand * 1000.0) as f32
+}
+
+fn decode_demand(field: &'static str, demand: f32) -> Result<f64, Malformed> {
+    if demand.is_finite() && demand >= 0.0 {
+        Ok(f64::from(demand) / 1000.0)
+    } else {
+        Err(Malformed { field, fault: Fault::NoRate })
+    }
 }
 
 fn id(field: &'static str, bytes: &Bytes) -> Result<[u8; 16], Malformed> {
