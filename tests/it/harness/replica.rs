@@ -1,0 +1,305 @@
+//! A replica without a proxy: a limiter and its mesh on a runtime of their own,
+//! so that killing it ends all its sockets at once, as the end of a process does.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use prometheus_client::encoding::text;
+use prometheus_client::registry::Registry;
+use tidegate::discovery;
+use tidegate::limiter::{
+    Attributes, BucketId, Client, Condition, KeyBuf, KeyPart, Limit, LimitSet, LimitSpec, Missing,
+    Mode, Quota, Rule, Source, Tokens,
+};
+use tidegate::peer::{Config, Mesh, MeshHandle, Metrics, Replica as Identity, Surroundings};
+use tidegate::replication::{BucketView, Companion, Engine, PeerView, ReplicatedLimiter};
+use tidegate::runtime::{DrainControl, Supervisor};
+use tidegate::time::{Clock, Timestamp};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use super::eventually;
+
+/// How a replica is started.
+#[derive(Clone, Debug)]
+pub(crate) struct Spec {
+    pub(crate) listen: SocketAddr,
+    pub(crate) name: String,
+    pub(crate) group: String,
+    /// The rate of its one limit, called `per-key`.
+    pub(crate) rate: String,
+    /// Whether peers are configured, so that it waits for a snapshot.
+    pub(crate) expects_peers: bool,
+    pub(crate) join_timeout: Duration,
+}
+
+impl Spec {
+    /// A replica on 127.0.0.1 that expects peers.
+    pub(crate) fn new(name: &str, rate: &str) -> Self {
+        Self {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            name: name.to_owned(),
+            group: "test".to_owned(),
+            rate: rate.to_owned(),
+            expects_peers: true,
+            join_timeout: Duration::from_millis(300),
+        }
+    }
+
+    pub(crate) fn at(mut self, listen: impl ToString) -> Self {
+        self.listen = listen.to_string().parse().unwrap();
+        self
+    }
+}
+
+/// A running replica. Dropping it kills it.
+pub(crate) struct Replica {
+    pub(crate) address: SocketAddr,
+    pub(crate) mesh: MeshHandle,
+    pub(crate) limiter: Arc<ReplicatedLimiter>,
+    pub(crate) refreshes: Arc<AtomicUsize>,
+    clock: Clock,
+    addresses: watch::Sender<BTreeSet<SocketAddr>>,
+    registry: Registry,
+    _drain: DrainControl,
+    runtime: Option<Runtime>,
+}
+
+impl Replica {
+    /// A replica that knows `peers` from the start.
+    pub(crate) async fn start(spec: Spec, peers: impl IntoIterator<Item = SocketAddr>) -> Self {
+        let quota = {
+            let rate: tidegate::limiter::Rate = spec.rate.parse().unwrap();
+            Quota::try_new(rate, rate.tokens()).unwrap()
+        };
+        let limiter = Arc::new(ReplicatedLimiter::new(
+            LimitSet::new([per_key("per-key", quota)]),
+            Companion::default(),
+        ));
+        let clock = Clock::monotonic();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name(&spec.name)
+            .enable_all()
+            .build()
+            .unwrap();
+        let (supervisor, _failures) = Supervisor::new();
+        let (addresses, known) = watch::channel(peers.into_iter().collect());
+        let mut registry = Registry::default();
+        let refreshes = Arc::new(AtomicUsize::new(0));
+        let asked = Arc::clone(&refreshes);
+        let surroundings = Surroundings {
+            clock: clock.clone(),
+            supervisor,
+            addresses: known,
+            refresh: Arc::new(move || {
+                asked.fetch_add(1, Ordering::Relaxed);
+            }),
+            metrics: Metrics::register(&mut registry),
+        };
+        let config = Config {
+            listen: spec.listen.into(),
+            peers: spec.expects_peers.then(|| discovery::Config::Static(Vec::new())),
+            group: spec.group,
+            sync_interval: Duration::from_millis(20),
+            join_timeout: spec.join_timeout,
+            insecure: true,
+            ..Config::default()
+        };
+        let identity = Identity::try_new(spec.name, None).unwrap();
+        // The port of a replica that was just killed may take a moment.
+        let mut bound = None;
+        eventually("the peer listener is bound", async || {
+            let limiter = Arc::clone(&limiter);
+            bound = Mesh::bind(&config, &identity, limiter, surroundings.clone()).ok();
+            bound.is_some()
+        })
+        .await;
+        let (mesh, address) = bound.unwrap();
+        let handle = mesh.handle();
+        let (control, drain) = DrainControl::new();
+        runtime.spawn(mesh.run(drain));
+        Self {
+            address,
+            mesh: handle,
+            limiter,
+            refreshes,
+            clock,
+            addresses,
+            registry,
+            _drain: control,
+            runtime: Some(runtime),
+        }
+    }
+
+    /// What discovery says from now on.
+    pub(crate) fn list(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+        self.addresses.send_replace(addresses.into_iter().collect());
+    }
+
+    /// Sends `count` requests for `key`; returns how many were admitted.
+    pub(crate) fn spend(&self, key: &str, count: usize) -> usize {
+        (0..count)
+            .filter(|_| self.limiter.decide(&Keyed(key), self.clock.now()).is_admitted())
+            .count()
+    }
+
+    pub(crate) async fn look<R: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Engine, Timestamp) -> R + Send + 'static,
+    ) -> R {
+        self.mesh.inspect(look).await.unwrap()
+    }
+
+    pub(crate) fn bucket_id(&self, key: &str) -> BucketId {
+        let mut buf = KeyBuf::new();
+        let limits = self.limiter.limits();
+        let (_, limit) = limits.iter().next().unwrap();
+        limit.rule().extract(&Keyed(key), &mut buf);
+        limit.bucket_id(buf.as_bytes())
+    }
+
+    /// The bucket of `key` as this replica knows it; `None` is a full one.
+    pub(crate) async fn bucket(&self, key: &str) -> Option<BucketView> {
+        let id = self.bucket_id(key);
+        self.look(move |engine, now| engine.bucket(id, now)).await
+    }
+
+    /// Whole tokens left for `key`.
+    pub(crate) async fn remaining(&self, key: &str) -> u64 {
+        match self.bucket(key).await {
+            Some(bucket) => bucket.level.whole(),
+            None => {
+                let limits = self.limiter.limits();
+                limits.iter().next().unwrap().1.default_quota().burst().whole()
+            }
+        }
+    }
+
+    pub(crate) async fn peers(&self) -> Vec<PeerView> {
+        self.look(|engine, now| engine.peers(now)).await
+    }
+
+    /// How many peers there are a session with.
+    pub(crate) async fn connected(&self) -> usize {
+        self.peers().await.iter().filter(|peer| peer.connected).count()
+    }
+
+    pub(crate) async fn joined(&self) {
+        tokio::time::timeout(Duration::from_secs(10), self.mesh.joined())
+            .await
+            .expect("not joined within 10 s")
+            .unwrap();
+    }
+
+    /// The metrics as text.
+    pub(crate) fn metrics(&self) -> String {
+        let mut out = String::new();
+        text::encode(&mut out, &self.registry).unwrap();
+        out
+    }
+
+    /// The value of one sample, 0 if there is none.
+    pub(crate) fn metric(&self, sample: &str) -> f64 {
+        let text = self.metrics();
+        let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+        value.map_or(0.0, |value| value.parse().unwrap())
+    }
+
+    /// How long its runtime worked so far, and how often it woke up.
+    pub(crate) fn effort(&self) -> (Duration, u64) {
+        let metrics = self.runtime.as_ref().unwrap().metrics();
+        (metrics.worker_total_busy_duration(0), metrics.worker_park_count(0))
+    }
+
+    /// Ends it without a word.
+    pub(crate) fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Waits until each replica has a session with every other.
+pub(crate) async fn meshed(replicas: &[&Replica]) {
+    for replica in replicas {
+        eventually("every pair has one session", async || {
+            replica.connected().await == replicas.len() - 1
+        })
+        .await;
+    }
+}
+
+/// Waits until all agree on what is left for `key`.
+pub(crate) async fn agreed(replicas: &[&Replica], key: &str, remaining: u64) {
+    for (index, replica) in replicas.iter().enumerate() {
+        let mut seen = u64::MAX;
+        let what = format!("replica {index} knows that {remaining} are left for {key}");
+        eventually(&what, async || {
+            let left = replica.remaining(key).await;
+            if left != seen {
+                seen = left;
+            }
+            left == remaining
+        })
+        .await;
+    }
+}
+
+/// A limit whose buckets are named by the header `x-key`.
+pub(crate) fn per_key(name: &str, quota: Quota) -> Limit {
+    Limit::new(LimitSpec {
+        name: name.to_owned(),
+        rule: Rule {
+            condition: Condition::default(),
+            exempt: Vec::new(),
+            key: vec![KeyPart::new(Source::Header("x-key".to_owned()), false)],
+            missing: Missing::Shared,
+        },
+        quota,
+        cost: Tokens::from_whole(1).unwrap(),
+        overrides: HashMap::new(),
+        mode: Mode::Enforce,
+        expose: true,
+    })
+}
+
+/// A request of which only the header `x-key` matters.
+struct Keyed<'a>(&'a str);
+
+impl Attributes for Keyed<'_> {
+    fn method(&self) -> &str {
+        "GET"
+    }
+
+    fn path(&self) -> &[u8] {
+        b"/"
+    }
+
+    fn host(&self) -> &str {
+        ""
+    }
+
+    fn client(&self) -> Client {
+        Client::new([127, 0, 0, 1].into(), 64)
+    }
+
+    fn header(&self, name: &str, each: &mut dyn FnMut(&[u8])) {
+        if name == "x-key" {
+            each(self.0.as_bytes());
+        }
+    }
+
+    fn query(&self) -> &str {
+        ""
+    }
+}
