@@ -10,7 +10,7 @@ use serde::de::{self, Deserializer};
 use serde::ser::{SerializeMap, Serializer};
 use serde::{Deserialize, Serialize};
 
-use crate::settings::Whole;
+use crate::settings::{Whole, text};
 
 /// Where the peers are found.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -86,7 +86,7 @@ struct DnsName(String);
 
 impl<'de> Deserialize<'de> for DnsName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        let text = text(deserializer, "a DNS name")?;
         if is_host_name(&text) {
             return Ok(Self(text));
         }
@@ -164,7 +164,7 @@ impl fmt::Display for HostPort {
 
 impl<'de> Deserialize<'de> for HostPort {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+        text(deserializer, "HOST:PORT")?.parse().map_err(de::Error::custom)
     }
 }
 

@@ -11,6 +11,7 @@
 //! - a bucket that does not exist is a full bucket.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -19,7 +20,9 @@ use smallvec::SmallVec;
 use crate::time::Timestamp;
 
 mod bucket;
+pub mod config;
 mod decision;
+mod floor;
 pub mod key;
 mod limit;
 mod path;
@@ -41,6 +44,8 @@ pub use request::{Attributes, Client};
 pub use rule::{Condition, Extracted, KeyPart, KeyTextError, Missing, Rule, Source};
 pub use store::{Slot, Store};
 pub use tokens::Tokens;
+
+use floor::Floors;
 
 /// What a higher layer does with a bucket whenever its own ledger moves.
 pub trait Companion: Send + Sync + 'static {
@@ -93,6 +98,8 @@ impl Companion for Alone {
 pub struct Limiter<C: Companion> {
     limits: ArcSwap<LimitSet>,
     store: Store<C::State>,
+    floors: Floors,
+    evicted: [AtomicU64; 2],
     companion: C,
 }
 
@@ -105,9 +112,15 @@ struct Charge<'a> {
 }
 
 impl<C: Companion> Limiter<C> {
-    /// A limiter that checks `limits`.
-    pub fn new(limits: LimitSet, companion: C) -> Self {
-        Self { limits: ArcSwap::from_pointee(limits), store: Store::default(), companion }
+    /// A limiter that checks `limits` and keeps `max_buckets` buckets at most.
+    pub fn new(limits: LimitSet, max_buckets: usize, companion: C) -> Self {
+        Self {
+            limits: ArcSwap::from_pointee(limits),
+            store: Store::new(max_buckets),
+            floors: Floors::default(),
+            evicted: Default::default(),
+            companion,
+        }
     }
 
     /// The limits in force.
@@ -283,7 +296,7 @@ impl<C: Companion> Limiter<C> {
     ) -> R {
         let quota = check.quota;
         let key = Some(charge.key.as_bytes());
-        self.store.with(charge.bucket, charge.index, &quota, key, now, |slot| {
+        self.with_bucket(charge.bucket, charge.index, charge.limit, key, now, |slot| {
             slot.bucket.advance(&quota, now);
             let result = f(slot, check);
             check.level = slot.bucket.level();
@@ -291,6 +304,60 @@ impl<C: Companion> Limiter<C> {
             check.full_in = slot.bucket.full_in(&quota);
             result
         })
+    }
+
+    /// Runs `f` on a bucket, which is made first if it does not exist: full, or as
+    /// full as the limit's floor. At the bound another one goes for it.
+    pub fn with_bucket<R>(
+        &self,
+        id: BucketId,
+        index: LimitIndex,
+        limit: &Limit,
+        key: Option<&[u8]>,
+        now: Timestamp,
+        f: impl FnOnce(&mut Slot<C::State>) -> R,
+    ) -> R {
+        let make = || {
+            if self.store.is_at_capacity() {
+                self.evict(now);
+            }
+            self.floors.start(index, limit.default_quota(), limit.quota(id), now)
+        };
+        self.store.with(id, index, key, make, f)
+    }
+
+    /// Drops the fullest bucket of a sample; one that is not full lowers its
+    /// limit's floor.
+    fn evict(&self, now: Timestamp) {
+        let limits = self.limits.load();
+        let evicted = self.store.evict(|id, slot| {
+            if slot.held > 0 {
+                return None;
+            }
+            let Some(limit) = limits.get(slot.limit) else { return Some((true, 0)) };
+            let quota = limit.quota(id);
+            let mut bucket = slot.bucket;
+            bucket.advance(quota, now);
+            let missing = quota.burst().minus(bucket.level()).micros();
+            let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c, now));
+            Some((settled, -missing))
+        });
+        let Some((id, slot)) = evicted else { return };
+        let Some(limit) = limits.get(slot.limit) else { return };
+        let quota = limit.quota(id);
+        let mut bucket = slot.bucket;
+        bucket.advance(quota, now);
+        let full = bucket.level() >= quota.burst();
+        self.evicted[usize::from(!full)].fetch_add(1, Ordering::Relaxed);
+        if !full {
+            self.floors.lower(slot.limit, bucket.level(), limit.default_quota(), now);
+        }
+    }
+
+    /// How many buckets had to go for others: full ones, and ones that were not.
+    pub fn evictions(&self) -> (u64, u64) {
+        let [full, spent] = &self.evicted;
+        (full.load(Ordering::Relaxed), spent.load(Ordering::Relaxed))
     }
 
     /// Gives back what `decision` was charged, because the request never reached

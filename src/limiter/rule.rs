@@ -193,12 +193,30 @@ impl Rule {
         values: &[impl AsRef<str>],
         ipv6_prefix: u8,
     ) -> Result<KeyBuf, KeyTextError> {
+        let values: SmallVec<[Option<&str>; 4]> =
+            values.iter().map(|value| Some(value.as_ref())).collect();
+        self.key_from_parts(&values, ipv6_prefix)
+    }
+
+    /// As [`key_from_text`](Self::key_from_text), with `None` for a part that
+    /// the requests lack and that the limit shares.
+    ///
+    /// # Errors
+    /// As [`key_from_text`](Self::key_from_text).
+    pub fn key_from_parts(
+        &self,
+        values: &[Option<&str>],
+        ipv6_prefix: u8,
+    ) -> Result<KeyBuf, KeyTextError> {
         if values.len() != self.key.len() {
             return Err(KeyTextError::Count { expected: self.key.len(), got: values.len() });
         }
         let mut key = KeyBuf::new();
         for (part, value) in self.key.iter().zip(values) {
-            let value = value.as_ref();
+            let Some(value) = *value else {
+                key.push_missing();
+                continue;
+            };
             let start = key.as_bytes().len();
             if value.is_empty() {
                 return Err(KeyTextError::Empty(part.to_string()));
@@ -439,6 +457,10 @@ mod tests {
         assert!(rule.key_from_text(&["1.2.3.4"], 64).is_err());
         assert!(rule.key_from_text(&["x", "/", "h", "GET"], 64).is_err());
         assert!(rule.key_from_text(&["1.2.3.4", "", "h", "GET"], 64).is_err());
+
+        let rule = self::rule(&[Source::Method, Source::Header("x-a".into())]);
+        let missing = rule.key_from_parts(&[Some("GET"), None], 64).unwrap();
+        assert_eq!(missing.as_bytes(), key_of(&rule, &FakeRequest::get("/")));
     }
 
     #[test]

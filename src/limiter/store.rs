@@ -1,10 +1,17 @@
 //! The buckets (layer 1): a concurrent map from identity to state.
 //!
-//! A bucket that is not in the map is full. Each entry is guarded by the lock
-//! of its shard; no code here or above holds two guards at once.
+//! A bucket that is not in the map is full, or as full as its limit's floor (see
+//! [`super::floor`]). Each entry is guarded by the lock of its shard; no code
+//! here or above holds two guards at once.
+//!
+//! The number of buckets is bounded. At the bound a new one takes the place of
+//! the fullest of a small sample, which loses least. The sample comes from a
+//! queue of all identities that is walked round and round, like the hand of a
+//! clock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crossbeam_queue::SegQueue;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 
@@ -13,7 +20,6 @@ use super::key::BucketId;
 use super::limit::LimitIndex;
 use super::quota::Quota;
 use super::tokens::Tokens;
-use crate::time::Timestamp;
 
 /// One bucket: its level, this replica's own ledger, and what a higher layer
 /// keeps beside it.
@@ -69,23 +75,32 @@ impl<S> Slot<S> {
     }
 }
 
+/// How many buckets are compared when one has to go.
+const SAMPLE: usize = 8;
+/// Identities in the queue of which no bucket exists any more are dropped when
+/// there are this many more of them than buckets.
+const QUEUE_SLACK: usize = 4096;
+
 /// All buckets of a process.
 #[derive(Debug)]
 pub struct Store<S> {
     map: DashMap<BucketId, Slot<S>, foldhash::quality::RandomState>,
     count: AtomicUsize,
-}
-
-impl<S> Default for Store<S> {
-    fn default() -> Self {
-        Self {
-            map: DashMap::with_hasher(foldhash::quality::RandomState::default()),
-            count: AtomicUsize::new(0),
-        }
-    }
+    max: usize,
+    hand: SegQueue<BucketId>,
 }
 
 impl<S> Store<S> {
+    /// No buckets, and room for `max`.
+    pub fn new(max: usize) -> Self {
+        Self {
+            map: DashMap::with_hasher(foldhash::quality::RandomState::default()),
+            count: AtomicUsize::new(0),
+            max: max.max(1),
+            hand: SegQueue::new(),
+        }
+    }
+
     /// How many buckets there are.
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
@@ -101,15 +116,19 @@ impl<S> Store<S> {
         self.map.get_mut(&id).map(|mut slot| f(slot.value_mut()))
     }
 
-    /// Runs `f` on a bucket, made full first if it does not exist. `key` is kept
-    /// with a new bucket, and with one that has none yet.
+    /// Whether a new bucket has to take the place of another.
+    pub fn is_at_capacity(&self) -> bool {
+        self.len() >= self.max
+    }
+
+    /// Runs `f` on a bucket, which `make` makes first if it does not exist.
+    /// `key` is kept with a new bucket, and with one that has none yet.
     pub fn with<R>(
         &self,
         id: BucketId,
         limit: LimitIndex,
-        quota: &Quota,
         key: Option<&[u8]>,
-        now: Timestamp,
+        make: impl FnOnce() -> TokenBucket,
         f: impl FnOnce(&mut Slot<S>) -> R,
     ) -> R {
         // A hit takes this path: no entry is built and nothing allocated.
@@ -120,14 +139,51 @@ impl<S> Store<S> {
             }
             return f(slot);
         }
+        // Before the shard is locked, since it may look at other buckets.
+        let bucket = make();
         match self.map.entry(id) {
             Entry::Occupied(mut slot) => f(slot.get_mut()),
             Entry::Vacant(vacant) => {
                 self.count.fetch_add(1, Ordering::Relaxed);
-                let slot = Slot::new(limit, TokenBucket::full(quota, now), key);
-                f(vacant.insert(slot).value_mut())
+                self.hand.push(id);
+                f(vacant.insert(Slot::new(limit, bucket, key)).value_mut())
             }
         }
+    }
+
+    /// Drops the bucket of a sample for which `rank` is highest and returns it.
+    /// A bucket without a rank stays. `None` if none may go.
+    pub fn evict<K: Ord>(
+        &self,
+        rank: impl Fn(BucketId, &Slot<S>) -> Option<K>,
+    ) -> Option<(BucketId, Slot<S>)> {
+        let mut best: Option<(K, BucketId)> = None;
+        let mut seen = 0;
+        // Identities without a bucket are skipped, but not for ever.
+        for _ in 0..self.max.min(SAMPLE * 16) {
+            let Some(id) = self.hand.pop() else { break };
+            let Some(found) = self.map.get(&id) else { continue };
+            let ranked = rank(id, found.value());
+            drop(found);
+            match ranked {
+                Some(key) if best.as_ref().is_none_or(|(top, _)| key > *top) => {
+                    if let Some((_, loser)) = best.replace((key, id)) {
+                        self.hand.push(loser);
+                    }
+                }
+                Some(_) | None => self.hand.push(id),
+            }
+            seen += 1;
+            if seen == SAMPLE {
+                break;
+            }
+        }
+        let (_, id) = best?;
+        let evicted = self.map.remove(&id);
+        if evicted.is_some() {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+        evicted
     }
 
     /// Visits every bucket, one shard at a time. Buckets that come or go
@@ -147,6 +203,14 @@ impl<S> Store<S> {
             kept
         });
         self.count.fetch_sub(dropped, Ordering::Relaxed);
+        if self.hand.len() > 2 * self.len() + QUEUE_SLACK {
+            for _ in 0..self.hand.len() {
+                let Some(id) = self.hand.pop() else { break };
+                if self.map.contains_key(&id) {
+                    self.hand.push(id);
+                }
+            }
+        }
         dropped
     }
 }

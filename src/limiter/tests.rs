@@ -30,7 +30,11 @@ fn keyed(mut spec: LimitSpec, source: Source) -> LimitSpec {
 }
 
 fn limiter(specs: impl IntoIterator<Item = LimitSpec>) -> Limiter<Alone> {
-    Limiter::new(LimitSet::new(specs.into_iter().map(Limit::new)), Alone)
+    with_room(specs, 1_000_000)
+}
+
+fn with_room(specs: impl IntoIterator<Item = LimitSpec>, max_buckets: usize) -> Limiter<Alone> {
+    Limiter::new(LimitSet::new(specs.into_iter().map(Limit::new)), max_buckets, Alone)
 }
 
 fn admitted(
@@ -243,4 +247,51 @@ fn only_full_and_idle_buckets_expire() {
     assert_eq!(limiter.expire(idle, NOW.plus(Duration::from_secs(61))), 1);
     assert_eq!(limiter.store().len(), 1);
     assert_eq!(limiter.expire(idle, NOW.plus(Duration::from_secs(121))), 1);
+}
+
+#[test]
+fn me_g2_a_flood_of_keys_leaves_newcomers_served_and_memory_bounded() {
+    let limiter = with_room([keyed(limit("k", "5/s", 5), Source::Header("x-k".into()))], 1000);
+    let mut now = NOW;
+    for i in 0..3000 {
+        now = now.plus(Duration::from_millis(1));
+        limiter.decide(&FakeRequest::get("/").with_header("x-k", &format!("flood{i}")), now);
+        assert!(limiter.store().len() <= 1000);
+    }
+    assert_eq!(limiter.evictions().0 + limiter.evictions().1, 2000);
+    let served = (0..100)
+        .filter(|i| {
+            let request = FakeRequest::get("/").with_header("x-k", &format!("honest{i}"));
+            limiter.decide(&request, now).is_admitted()
+        })
+        .count();
+    assert!(served >= 99, "{served}");
+}
+
+#[test]
+fn an_evicted_key_never_comes_back_fresh() {
+    let limiter = with_room([keyed(limit("k", "5/h", 5), Source::Header("x-k".into()))], 50);
+    let exhausted = FakeRequest::get("/").with_header("x-k", "exhausted");
+    assert_eq!(admitted(&limiter, &exhausted, 10, NOW), 5);
+    // A flood in which every bucket is spent to the last: nothing fuller than
+    // the exhausted one is left to go.
+    for i in 0..500 {
+        admitted(&limiter, &FakeRequest::get("/").with_header("x-k", &format!("f{i}")), 5, NOW);
+    }
+    assert_eq!(admitted(&limiter, &exhausted, 10, NOW), 0);
+    // The floor refills at the rate: an hour later it is forgotten.
+    let later = NOW.plus(Duration::from_secs(3600));
+    assert_eq!(admitted(&limiter, &exhausted, 10, later), 5);
+}
+
+#[test]
+fn fuller_buckets_go_first() {
+    let limiter = with_room([keyed(limit("k", "5/h", 5), Source::Header("x-k".into()))], 8);
+    let key = |name: &str| FakeRequest::get("/").with_header("x-k", name);
+    assert_eq!(admitted(&limiter, &key("spent"), 5, NOW), 5);
+    for i in 0..200 {
+        admitted(&limiter, &key(&format!("f{i}")), 1, NOW);
+    }
+    assert_eq!(admitted(&limiter, &key("spent"), 5, NOW), 0);
+    assert_eq!(limiter.store().len(), 8);
 }

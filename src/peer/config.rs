@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::discovery;
 use crate::runtime::ListenAddr;
-use crate::settings::{DurationText, Fault, NameText, Unsupported, Whole};
+use crate::settings::{DurationText, Fault, NameText, Unsupported, ZeroOnly};
 
 /// How replicas tell each other what they spent.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -40,7 +40,7 @@ pub struct Config {
     pub share_hold: Duration,
     /// Replicas that a strict limit counts with while fewer were seen. Default:
     /// 0, the only value that this version supports.
-    #[serde(with = "ReplicaCount")]
+    #[serde(with = "ZeroOnly")]
     pub expected_replicas: u32,
     /// Certificates for mutual TLS between replicas. Default: none, the only
     /// value that this version supports.
@@ -50,9 +50,6 @@ pub struct Config {
     /// TLS. Default: false.
     pub insecure: bool,
 }
-
-// Only `partition: strict`, of a later version, reads it.
-type ReplicaCount = Whole<0, 0>;
 
 impl Default for Config {
     fn default() -> Self {
@@ -75,11 +72,14 @@ impl Config {
     /// Faults of settings that do not go together.
     pub fn faults(&self) -> Vec<Fault> {
         match (&self.peers, self.tls, self.insecure) {
-            (Some(_), None, false) => vec![Fault::new(
-                ["peers".into()],
-                "with peers, either `tls` or `insecure: true` must be set; \
+            (Some(_), None, false) => vec![
+                Fault::new(
+                    ["peers".into()],
+                    "with peers, either `tls` or `insecure: true` must be set; \
                  `tls` is not supported by this version",
-            )],
+                )
+                .given(&["tls", "insecure"]),
+            ],
             _ => Vec::new(),
         }
     }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::runtime::ListenAddr;
 use crate::settings::{
-    DurationOrZeroText, DurationText, Networks, OffOnly, SizeOrNoneText, SizeText, Whole,
+    DurationOrZeroText, DurationText, Networks, OffOnly, SizeOrNoneText, SizeText, Whole, text,
 };
 
 /// The proxy: where requests come from and go to, and how much of them is borne.
@@ -268,7 +268,9 @@ impl fmt::Display for Upstream {
 
 impl<'de> Deserialize<'de> for Upstream {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+        text(deserializer, "an address such as http://127.0.0.1:3000")?
+            .parse()
+            .map_err(de::Error::custom)
     }
 }
 

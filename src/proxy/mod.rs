@@ -1,5 +1,134 @@
 //! Proxy (layer 4): the data path.
+//!
+//! A request passes, from the outside in: the [connection](connection) that
+//! keeps time, the [edge](service) that admits only what a proxy may forward,
+//! the [limit], and [forwarding](forward) over the thread's own
+//! [upstream](upstream) connections. Every answer that does not come from the
+//! upstream is made in [`response`].
+//!
+//! Invariants:
+//! - a request is charged at most once, and gets its tokens back exactly once if
+//!   it never reached the upstream;
+//! - what fails the edge reaches neither a limit nor the upstream;
+//! - no body is held in memory as a whole;
+//! - an error on one connection, or in accepting one, ends nothing else.
 
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::watch;
+
+use crate::limiter::{Companion, Limiter};
+use crate::runtime::{Drain, ListenAddr, Supervisor};
+use crate::time::Clock;
+
+mod body;
+mod client;
 mod config;
+mod connection;
+mod fields;
+mod forward;
+mod headers;
+mod limit;
+mod metrics;
+mod request;
+mod response;
+mod service;
+mod upstream;
+mod worker;
 
+pub use client::Trust;
 pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError};
+pub use limit::{Admission, Enforcer, FindClient, RateLimit, RateLimitFuture, RateLimitLayer};
+pub use metrics::{Metrics, Outcome};
+pub use request::HttpRequest;
+pub use response::{Asker, GatewayFault, Problem};
+
+use worker::Worker;
+
+/// A proxy whose sockets are bound and that does not serve yet. Clients may
+/// connect; the kernel keeps them waiting.
+#[derive(Debug)]
+pub struct Proxy<C: Companion> {
+    listeners: Vec<std::net::TcpListener>,
+    config: Arc<Config>,
+    enforcer: Arc<Enforcer<C>>,
+    clock: Clock,
+    metrics: Metrics,
+}
+
+/// A proxy that serves. Dropping the handle changes nothing.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    open: Arc<AtomicUsize>,
+    alive: watch::Receiver<()>,
+}
+
+impl<C: Companion> Proxy<C> {
+    /// Binds a listener for each of `workers` threads (at least one), all on the
+    /// address of `config`, and returns that address. With port 0 the first
+    /// chooses one, which the others join.
+    ///
+    /// # Errors
+    /// If the address cannot be bound.
+    pub fn bind(
+        config: Config,
+        limiter: Arc<Limiter<C>>,
+        clock: Clock,
+        metrics: Metrics,
+        workers: usize,
+    ) -> io::Result<(Self, SocketAddr)> {
+        let first = config.listen.bind(true)?;
+        let address = first.local_addr()?;
+        let mut listeners = vec![first];
+        for _ in 1..workers.max(1) {
+            listeners.push(ListenAddr::from(address).bind(true)?);
+        }
+        let enforcer =
+            Arc::new(Enforcer::new(limiter, clock.clone(), metrics.clone(), config.headers));
+        Ok((Self { listeners, config: Arc::new(config), enforcer, clock, metrics }, address))
+    }
+
+    /// Starts a thread for each listener. They end when `drain` is complete.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub fn start(self, supervisor: &Supervisor, drain: Drain) -> io::Result<Handle> {
+        let open = Arc::new(AtomicUsize::new(0));
+        let (running, alive) = watch::channel(());
+        let running = Arc::new(running);
+        for (index, listener) in self.listeners.into_iter().enumerate() {
+            let worker = Worker {
+                listener,
+                config: Arc::clone(&self.config),
+                enforcer: Arc::clone(&self.enforcer),
+                clock: self.clock.clone(),
+                metrics: self.metrics.clone(),
+                open: Arc::clone(&open),
+                drain: drain.clone(),
+            };
+            let running = Arc::clone(&running);
+            supervisor.spawn_thread(&format!("proxy-{index}"), move || async move {
+                worker.run().await;
+                drop(running);
+            })?;
+        }
+        Ok(Handle { open, alive })
+    }
+}
+
+impl Handle {
+    /// How many client connections are open.
+    pub fn connections(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// Waits until every thread has ended. Safe to cancel.
+    pub async fn finished(&self) {
+        let mut alive = self.alive.clone();
+        // Nothing is ever sent; an error means that all senders are gone.
+        while alive.changed().await.is_ok() {}
+    }
+}

@@ -81,6 +81,9 @@ struct Peer {
     rate: f64,
     at: Timestamp,
     averaged_at: Timestamp,
+    /// A snapshot that contained this origin was merged: its history before the
+    /// first entry is in the level too.
+    merged: bool,
 }
 
 /// The replicated part of one bucket.
@@ -296,6 +299,7 @@ pub(super) fn apply(
                 rate: 0.0,
                 at: now,
                 averaged_at: now,
+                merged: false,
             };
             match found {
                 Some(i) => {
@@ -378,9 +382,9 @@ fn averaging(
 /// and which has a ledger.
 ///
 /// With d the deficits, d' = max(d_own, d_row + min(d_own, x)), where x is what
-/// this replica knows to be spent but the row does not contain. Spending that
-/// both know is counted once, spending that only one knows is added, and since
-/// the deficit never shrinks a row may be applied any number of times.
+/// this replica knows to be spent but the row does not contain: spending that
+/// both know is counted once, spending that only one knows is added. A row that
+/// says nothing new has x = 0, so that it may come any number of times.
 pub(super) fn merge(
     slot: &mut Slot<Ledger>,
     row: &Row,
@@ -414,15 +418,19 @@ pub(super) fn merge(
             .map_or(peer.net(), |c| c.spent.saturating_sub(c.returned));
         outside = outside.saturating_add(peer.net().saturating_sub(inside));
     }
-    for c in &row.contributions {
+    let mut news = false;
+    for c in row.contributions.iter().filter(|c| c.incarnation != me) {
         let Some(id) = origin(c.incarnation) else { continue };
         match ledger.peers.iter_mut().find(|p| p.origin == id) {
             Some(peer) if peer.generation == c.generation => {
+                news |= !peer.merged || c.spent > peer.spent || c.returned > peer.returned;
+                peer.merged = true;
                 peer.spent = peer.spent.max(c.spent);
                 peer.returned = peer.returned.max(c.returned);
             }
             Some(peer) if newer(peer.generation, c.generation) => {}
             found => {
+                news = true;
                 let peer = Peer {
                     origin: id,
                     generation: c.generation,
@@ -432,6 +440,7 @@ pub(super) fn merge(
                     rate: 0.0,
                     at: now,
                     averaged_at: now,
+                    merged: true,
                 };
                 match found {
                     Some(old) => *old = peer,
@@ -441,8 +450,8 @@ pub(super) fn merge(
         }
     }
     let own_deficit = signed(u64::try_from(slot.deficit(quota).micros()).unwrap_or(0));
-    let merged =
-        own_deficit.max(signed(row.deficit).saturating_add(own_deficit.min(signed(outside))));
+    let beyond = if news { own_deficit.min(signed(outside)) } else { 0 };
+    let merged = own_deficit.max(signed(row.deficit).saturating_add(beyond));
     let forgiven = slot.bucket.shift(quota, Tokens::from_micros(own_deficit - merged));
     forgiven.micros().unsigned_abs()
 }
@@ -455,4 +464,196 @@ impl Peer {
 
 fn signed(micros: u64) -> i64 {
     i64::try_from(micros).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::{BucketId, LimitIndex, Store, TokenBucket};
+    use proptest::prelude::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(3_600_000);
+    const TOKEN: u64 = 1_000_000;
+    const ME: Incarnation = Incarnation::from_bytes([1; 16]);
+    const PEER: Incarnation = Incarnation::from_bytes([2; 16]);
+    const ORIGIN: OriginId = OriginId(7);
+
+    /// A bucket of 100 tokens that refills nothing during a test, `spent` of
+    /// which this replica spent.
+    struct Bucket {
+        store: Store<Ledger>,
+        quota: Quota,
+    }
+
+    impl Bucket {
+        fn new(spent: u64) -> Self {
+            let quota = Quota::try_new("100/40d".parse().unwrap(), 100).unwrap();
+            let bucket = Self { store: Store::new(1), quota };
+            bucket.with(|slot, quota| {
+                slot.spent = spent * TOKEN;
+                slot.bucket.shift(quota, Tokens::from_micros(-signed(spent * TOKEN)));
+                slot.companion = Some(Box::new(Ledger::new(1, 0, 0, NOW)));
+            });
+            bucket
+        }
+
+        fn with<R>(&self, f: impl FnOnce(&mut Slot<Ledger>, &Quota) -> R) -> R {
+            let id = BucketId::from_bytes([9; 16]);
+            let full = || TokenBucket::full(&self.quota, NOW);
+            self.store.with(id, LimitIndex(0), None, full, |slot| f(slot, &self.quota))
+        }
+
+        fn level(&self) -> u64 {
+            self.with(|slot, _| slot.bucket.level().whole())
+        }
+
+        fn apply(&self, spent: u64, fresh: u64, flush: u32, generation: u32) -> Applied {
+            let entry = entry(spent, fresh, flush, generation);
+            let terms =
+                Terms { origin: ORIGIN, replicas: 2, round_trip: 2_000_000, averaging: false };
+            self.with(|slot, quota| apply(slot, &entry, terms, quota, NOW))
+        }
+
+        fn merge(&self, deficit: u64, contributions: &[(Incarnation, u64)]) {
+            let contributions = contributions
+                .iter()
+                .map(|(incarnation, spent)| Contribution {
+                    incarnation: *incarnation,
+                    generation: 1,
+                    spent: spent * TOKEN,
+                    returned: 0,
+                })
+                .collect();
+            let row = Row {
+                bucket: BucketId::from_bytes([9; 16]),
+                limit: 0,
+                epoch: 0,
+                deficit: deficit * TOKEN,
+                contributions,
+                key: None,
+            };
+            let find = |incarnation| (incarnation == PEER).then_some(ORIGIN);
+            self.with(|slot, quota| merge(slot, &row, ORIGIN, ME, find, quota, NOW));
+        }
+    }
+
+    fn entry(spent: u64, fresh: u64, flush: u32, generation: u32) -> Entry {
+        Entry {
+            bucket: BucketId::from_bytes([9; 16]),
+            limit: 0,
+            generation,
+            epoch: 0,
+            flush,
+            ack: 0,
+            spent: spent * TOKEN,
+            returned: 0,
+            fresh_spent: fresh * TOKEN,
+            fresh_returned: 0,
+            level: 0,
+            key: None,
+        }
+    }
+
+    #[test]
+    fn the_first_sight_of_an_origin_is_a_baseline() {
+        let bucket = Bucket::new(0);
+        bucket.apply(5000, 3, 1, 1);
+        assert_eq!(bucket.level(), 97);
+        bucket.apply(5002, 2, 2, 1);
+        assert_eq!(bucket.level(), 95);
+    }
+
+    #[test]
+    fn a_newer_generation_is_a_new_baseline_and_an_older_one_is_ignored() {
+        let bucket = Bucket::new(0);
+        bucket.apply(50, 1, 9, 4);
+        bucket.apply(1, 1, 1, 5);
+        assert_eq!(bucket.level(), 98);
+        assert!(bucket.apply(60, 10, 10, 4).old);
+        assert_eq!(bucket.level(), 98);
+        // The counter wraps.
+        let bucket = Bucket::new(0);
+        bucket.apply(50, 1, 9, u32::MAX);
+        bucket.apply(1, 1, 1, 0);
+        assert_eq!(bucket.level(), 98);
+    }
+
+    #[test]
+    fn a_snapshot_adds_what_only_one_side_knows() {
+        // Fresh: the row is taken over.
+        let bucket = Bucket::new(0);
+        bucket.merge(30, &[(PEER, 30)]);
+        assert_eq!(bucket.level(), 70);
+        // Both spent, and have not met before.
+        let bucket = Bucket::new(20);
+        bucket.merge(30, &[(PEER, 30)]);
+        assert_eq!(bucket.level(), 50);
+        // The peer already had 15 of our 20.
+        let bucket = Bucket::new(20);
+        bucket.merge(45, &[(PEER, 30), (ME, 15)]);
+        assert_eq!(bucket.level(), 50);
+        // What was spent long ago and refilled is not counted again.
+        let bucket = Bucket::new(20);
+        bucket.with(|slot, _| slot.spent = 5000 * TOKEN);
+        bucket.merge(30, &[(PEER, 30)]);
+        assert_eq!(bucket.level(), 50);
+    }
+
+    #[test]
+    fn an_entry_before_the_snapshot_is_counted_once() {
+        let bucket = Bucket::new(0);
+        bucket.apply(33, 3, 2, 1);
+        assert_eq!(bucket.level(), 97);
+        bucket.merge(30, &[(PEER, 30)]);
+        assert_eq!(bucket.level(), 67);
+        bucket.apply(35, 5, 3, 1);
+        assert_eq!(bucket.level(), 65);
+    }
+
+    #[test]
+    fn the_first_sight_of_a_peer_that_knows_us_adds_nothing_of_ours() {
+        // The peer lost track of whose spending it is, but has it.
+        let bucket = Bucket::new(20);
+        bucket.apply(10, 10, 1, 1);
+        bucket.merge(30, &[(PEER, 10)]);
+        assert_eq!(bucket.level(), 70);
+    }
+
+    proptest! {
+        /// I1: whatever is lost, repeated or reordered, once the latest entry is
+        /// there exactly the total is subtracted.
+        #[test]
+        fn entries_apply_exactly_once(
+            amounts in prop::collection::vec(0u64..4, 1..12),
+            order in prop::collection::vec(any::<prop::sample::Index>(), 0..40),
+        ) {
+            let mut total = 0;
+            let totals: Vec<u64> = amounts.iter().map(|a| { total += a; total }).collect();
+            let bucket = Bucket::new(0);
+            for index in order {
+                let i = index.index(totals.len());
+                bucket.apply(totals[i], totals[i], i as u32 + 1, 1);
+            }
+            bucket.apply(total, total, totals.len() as u32, 1);
+            prop_assert_eq!(bucket.level(), 100 - total);
+        }
+
+        /// A snapshot may come any number of times.
+        #[test]
+        fn merging_is_idempotent(own in 0u64..60, deficit in 0u64..60, theirs in 0u64..60, ours in 0u64..60, refilled in 0u64..500, times in 2usize..5) {
+            let once = Bucket::new(own);
+            let many = Bucket::new(own);
+            for bucket in [&once, &many] {
+                bucket.with(|slot, _| slot.spent += refilled * TOKEN);
+            }
+            let contributions = [(PEER, theirs), (ME, ours.min(own))];
+            once.merge(deficit, &contributions);
+            for _ in 0..times {
+                many.merge(deficit, &contributions);
+            }
+            prop_assert_eq!(once.level(), many.level());
+            // Never less than either side knew.
+            prop_assert!(once.level() <= 100 - own.max(deficit));
+        }
+    }
 }

@@ -11,6 +11,8 @@ use serde::de::{self, Deserialize, Deserializer};
 use serde::ser::{Serialize, Serializer};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::settings;
+
 /// Connections that the kernel completes and keeps until they are accepted.
 const BACKLOG: i32 = 1024;
 
@@ -97,7 +99,9 @@ impl fmt::Display for ListenAddr {
 
 impl<'de> Deserialize<'de> for ListenAddr {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+        settings::text(deserializer, "an address such as 127.0.0.1:8080")?
+            .parse()
+            .map_err(de::Error::custom)
     }
 }
 

@@ -1,5 +1,12 @@
-//! Telemetry (layer 0): logs and metrics.
+//! Telemetry (layer 1): the log, and the registry behind `/metrics`.
+//!
+//! Invariant: nothing that leaves here carries a key's value; labels are bounded.
 
 mod config;
+pub mod log;
+mod metrics;
+mod process;
 
 pub use config::Config;
+pub use log::LogFormat;
+pub use metrics::{Format, Metrics};

@@ -1,4 +1,5 @@
-//! The integration tests: everything in process, every socket on port 0.
+//! The integration tests: whole parts of the product in one process, over real
+//! sockets on port 0.
 
 #![allow(
     clippy::unwrap_used,
@@ -9,5 +10,16 @@
     reason = "a test may fail by a panic, and reads clocks and spawns as it likes"
 )]
 
+#[allow(unreachable_pub, missing_docs, reason = "nothing outside this binary reads it")]
 mod harness;
+
+mod admin;
+mod discovery;
 mod peer;
+mod proxy_clients;
+mod proxy_grpc;
+mod proxy_headers;
+mod proxy_http;
+mod proxy_life;
+mod proxy_limits;
+mod proxy_security;

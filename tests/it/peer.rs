@@ -7,7 +7,7 @@ use tidegate::replication::PeerState;
 
 use crate::harness::relay::{Mode, Relay};
 use crate::harness::replica::{Replica, Spec, agreed, meshed};
-use crate::harness::{eventually, within};
+use crate::harness::{until, until_within};
 
 mod strangers;
 
@@ -101,7 +101,7 @@ async fn rp_g2_a_resync_changes_nothing() {
     for _ in 0..20 {
         let before = r1.refreshes.load(std::sync::atomic::Ordering::Relaxed);
         relay.cut();
-        eventually("the lost session is noticed", async || {
+        until("the lost session is noticed", async || {
             r1.refreshes.load(std::sync::atomic::Ordering::Relaxed) > before
         })
         .await;
@@ -182,7 +182,7 @@ async fn rp_g8_a_batch_that_is_delivered_again_counts_once() {
         let before = relay.passed();
         assert_eq!(r1.spend("k", 1), 1);
         // The entry is on its way, its acknowledgement is not back.
-        eventually("something passed the relay", async || relay.passed() > before).await;
+        until("something passed the relay", async || relay.passed() > before).await;
         relay.cut();
         if round % 10 == 9 {
             meshed(&[&r1, &r2]).await;
@@ -231,9 +231,9 @@ async fn rp_g10_a_peer_that_vanished_is_suspected_in_bounded_time() {
         replica.peers().await.iter().all(|peer| peer.state == PeerState::Suspect)
     };
     // Three heartbeats of the idle interval at most.
-    within(Duration::from_secs(5), "r2 is suspect", async || suspect(&r1).await).await;
-    within(Duration::from_secs(5), "r1 is suspect", async || suspect(&r2).await).await;
-    eventually("the metric says so", async || {
+    until_within(Duration::from_secs(5), "r2 is suspect", async || suspect(&r1).await).await;
+    until_within(Duration::from_secs(5), "r1 is suspect", async || suspect(&r2).await).await;
+    until("the metric says so", async || {
         r1.metric("peers{state=\"suspect\"}") == 1.0 && r1.metric("peers{state=\"live\"}") == 0.0
     })
     .await;
@@ -266,7 +266,7 @@ async fn rp_g5_what_a_stalled_stream_missed_arrives_when_it_moves_again() {
 async fn ds_g4_a_replica_that_finds_itself_is_not_its_own_peer() {
     let r1 = Replica::start(Spec::new("r1", "10/h"), []).await;
     r1.list([r1.address]);
-    eventually("its own address is recognised", async || {
+    until("its own address is recognised", async || {
         r1.look(|engine, _| engine.listed_addresses()).await == 0
     })
     .await;
@@ -297,7 +297,7 @@ async fn me_g4_departed_replicas_leave_no_slots() {
         agreed(&[&r1], "k", 1_000 - round).await;
         r2.kill();
     }
-    eventually("the last life is given up too", async || r1.peers().await.is_empty()).await;
+    until("the last life is given up too", async || r1.peers().await.is_empty()).await;
     assert_eq!(r1.remaining("k").await, 980);
 }
 
@@ -346,12 +346,12 @@ async fn a_partition_cuts_a_replica_off_until_it_is_healed() {
     r1.list([r2.address]);
     r1.mesh.partition(true).await.unwrap();
     assert_eq!(r1.connected().await, 0);
-    eventually("r2 has lost it too", async || r2.connected().await == 0).await;
+    until("r2 has lost it too", async || r2.connected().await == 0).await;
     assert_eq!((r1.spend("k", 10), r2.spend("k", 20)), (10, 20));
     // r2 keeps dialling and is refused.
     let failures = async || r2.look(|engine, _| engine.stats().dial_failures).await;
     let before = failures().await;
-    eventually("r2 was refused twice", async || failures().await >= before + 2).await;
+    until("r2 was refused twice", async || failures().await >= before + 2).await;
     assert_eq!((r1.remaining("k").await, r2.remaining("k").await), (90, 80));
     r1.mesh.partition(false).await.unwrap();
     agreed(&[&r1, &r2], "k", 70).await;
@@ -364,20 +364,19 @@ async fn metrics_speak_of_peers_frames_and_entries() {
     agreed(&[&r2], "k", 90).await;
     for (replica, direction) in [(&r1, "sent"), (&r2, "received")] {
         let sample = |name: &str| format!("{name}_total{{direction=\"{direction}\"}}");
-        eventually("frames and entries are counted", async || {
+        until("frames and entries are counted", async || {
             replica.metric(&sample("frames")) >= 2.0 && replica.metric(&sample("entries")) >= 1.0
         })
         .await;
     }
-    eventually("the peer is counted", async || r1.metric("peers{state=\"live\"}") == 1.0).await;
+    until("the peer is counted", async || r1.metric("peers{state=\"live\"}") == 1.0).await;
     assert_eq!(r1.metric("peer_config_mismatch{limit=\"per-key\"}"), 0.0);
-    eventually("nothing is unsynced", async || r1.metric("replication_unsynced_tokens") == 0.0)
-        .await;
+    until("nothing is unsynced", async || r1.metric("replication_unsynced_tokens") == 0.0).await;
     let lag = r1.metric("replication_lag_seconds");
     assert!((0.0..3.0).contains(&lag), "{lag}");
     let other = Replica::start(Spec::new("r3", "50/h"), [r1.address]).await;
     other.joined().await;
-    eventually("another quota is a mismatch", async || {
+    until("another quota is a mismatch", async || {
         r1.metric("peer_config_mismatch{limit=\"per-key\"}") == 1.0
     })
     .await;

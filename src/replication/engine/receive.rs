@@ -131,7 +131,7 @@ impl Engine {
         let Some(limit) = limits.get(index) else { return Ok(()) };
         let quota = limit.quota(entry.bucket);
         let key = entry.key.as_deref();
-        let applied = self.limiter.store().with(entry.bucket, index, quota, key, now, |slot| {
+        let applied = self.limiter.with_bucket(entry.bucket, index, limit, key, now, |slot| {
             slot.bucket.advance(quota, now);
             let (spent, returned) = (slot.spent, slot.returned);
             slot.companion.get_or_insert_with(|| companion.new_ledger(spent, returned, now));
@@ -191,7 +191,7 @@ impl Engine {
         let Some(limit) = limits.get(index) else { return Ok(()) };
         let quota = limit.quota(row.bucket);
         let key = row.key.as_deref();
-        let forgiven = self.limiter.store().with(row.bucket, index, quota, key, now, |slot| {
+        let forgiven = self.limiter.with_bucket(row.bucket, index, limit, key, now, |slot| {
             slot.bucket.advance(quota, now);
             let (spent, returned) = (slot.spent, slot.returned);
             slot.companion.get_or_insert_with(|| companion.new_ledger(spent, returned, now));

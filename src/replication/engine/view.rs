@@ -81,6 +81,11 @@ impl Engine {
         &self.stats
     }
 
+    /// Where this replica believes it can be dialled; may be empty.
+    pub fn address(&self) -> &str {
+        &self.settings.address
+    }
+
     /// How many addresses discovery lists, this replica's own left out.
     pub fn listed_addresses(&self) -> usize {
         self.contacts.len()

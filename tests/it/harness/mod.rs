@@ -1,28 +1,47 @@
-//! What the tests share.
+//! What the tests are written in: a proxy in this process, a client that speaks
+//! bytes, and an upstream that records them.
 
-pub(crate) mod relay;
-pub(crate) mod replica;
+mod client;
+pub mod dns;
+mod limits;
+mod proxy;
+pub mod relay;
+pub mod replica;
+mod upstream;
+
+pub use client::{Answer, Connection, request};
+pub use limits::limit;
+pub use proxy::{Setup, TestProxy};
+pub use upstream::{Received, Reply, Upstream};
 
 use std::time::{Duration, Instant};
 
-/// How long a condition may take until it is a failure.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long anything may take before a test gives up.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Waits until `condition` holds, and fails the test naming `what` if it does
-/// not within ten seconds.
-pub(crate) async fn eventually(what: &str, condition: impl AsyncFnMut() -> bool) {
-    within(PATIENCE, what, condition).await;
+/// Waits until `condition` holds.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < PATIENCE, "{what} did not come about");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
-/// Waits until `condition` holds, and fails the test if it does not in time.
-pub(crate) async fn within(
+/// Waits until `condition` holds, without blocking the test's runtime.
+pub async fn until(what: &str, condition: impl AsyncFnMut() -> bool) {
+    until_within(PATIENCE, what, condition).await;
+}
+
+/// Waits until `condition` holds, with a patience of its own.
+pub async fn until_within(
     patience: Duration,
     what: &str,
     mut condition: impl AsyncFnMut() -> bool,
 ) {
-    let start = Instant::now();
+    let started = Instant::now();
     while !condition().await {
-        assert!(start.elapsed() < patience, "not within {patience:?}: {what}");
+        assert!(started.elapsed() < patience, "{what} did not come about within {patience:?}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 /// What the relay does with bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Passes them on.
     Pass,
     /// Holds them back, as a network that loses packets for a while does; they
@@ -24,15 +24,15 @@ pub(crate) enum Mode {
 
 /// Listens on a port of its own and relays to one address.
 #[derive(Debug)]
-pub(crate) struct Relay {
-    pub(crate) address: SocketAddr,
+pub struct Relay {
+    pub address: SocketAddr,
     mode: watch::Sender<Mode>,
     cuts: watch::Sender<u64>,
     passed: Arc<AtomicUsize>,
 }
 
 impl Relay {
-    pub(crate) async fn to(target: SocketAddr) -> Self {
+    pub async fn to(target: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (mode, modes) = watch::channel(Mode::Pass);
@@ -51,17 +51,17 @@ impl Relay {
         Self { address, mode, cuts, passed }
     }
 
-    pub(crate) fn set(&self, mode: Mode) {
+    pub fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
     }
 
     /// Closes every connection; new ones are relayed.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
 
     /// Bytes relayed so far.
-    pub(crate) fn passed(&self) -> usize {
+    pub fn passed(&self) -> usize {
         self.passed.load(Ordering::Relaxed)
     }
 }

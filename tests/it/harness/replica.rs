@@ -21,24 +21,24 @@ use tidegate::time::{Clock, Timestamp};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use super::eventually;
+use super::until;
 
 /// How a replica is started.
 #[derive(Clone, Debug)]
-pub(crate) struct Spec {
-    pub(crate) listen: SocketAddr,
-    pub(crate) name: String,
-    pub(crate) group: String,
+pub struct Spec {
+    pub listen: SocketAddr,
+    pub name: String,
+    pub group: String,
     /// The rate of its one limit, called `per-key`.
-    pub(crate) rate: String,
+    pub rate: String,
     /// Whether peers are configured, so that it waits for a snapshot.
-    pub(crate) expects_peers: bool,
-    pub(crate) join_timeout: Duration,
+    pub expects_peers: bool,
+    pub join_timeout: Duration,
 }
 
 impl Spec {
     /// A replica on 127.0.0.1 that expects peers.
-    pub(crate) fn new(name: &str, rate: &str) -> Self {
+    pub fn new(name: &str, rate: &str) -> Self {
         Self {
             listen: "127.0.0.1:0".parse().unwrap(),
             name: name.to_owned(),
@@ -49,18 +49,18 @@ impl Spec {
         }
     }
 
-    pub(crate) fn at(mut self, listen: impl ToString) -> Self {
+    pub fn at(mut self, listen: impl ToString) -> Self {
         self.listen = listen.to_string().parse().unwrap();
         self
     }
 }
 
 /// A running replica. Dropping it kills it.
-pub(crate) struct Replica {
-    pub(crate) address: SocketAddr,
-    pub(crate) mesh: MeshHandle,
-    pub(crate) limiter: Arc<ReplicatedLimiter>,
-    pub(crate) refreshes: Arc<AtomicUsize>,
+pub struct Replica {
+    pub address: SocketAddr,
+    pub mesh: MeshHandle,
+    pub limiter: Arc<ReplicatedLimiter>,
+    pub refreshes: Arc<AtomicUsize>,
     clock: Clock,
     addresses: watch::Sender<BTreeSet<SocketAddr>>,
     registry: Registry,
@@ -70,13 +70,14 @@ pub(crate) struct Replica {
 
 impl Replica {
     /// A replica that knows `peers` from the start.
-    pub(crate) async fn start(spec: Spec, peers: impl IntoIterator<Item = SocketAddr>) -> Self {
+    pub async fn start(spec: Spec, peers: impl IntoIterator<Item = SocketAddr>) -> Self {
         let quota = {
             let rate: tidegate::limiter::Rate = spec.rate.parse().unwrap();
             Quota::try_new(rate, rate.tokens()).unwrap()
         };
         let limiter = Arc::new(ReplicatedLimiter::new(
             LimitSet::new([per_key("per-key", quota)]),
+            100_000,
             Companion::default(),
         ));
         let clock = Clock::monotonic();
@@ -112,7 +113,7 @@ impl Replica {
         let identity = Identity::try_new(spec.name, None).unwrap();
         // The port of a replica that was just killed may take a moment.
         let mut bound = None;
-        eventually("the peer listener is bound", async || {
+        until("the peer listener is bound", async || {
             let limiter = Arc::clone(&limiter);
             bound = Mesh::bind(&config, &identity, limiter, surroundings.clone()).ok();
             bound.is_some()
@@ -136,25 +137,25 @@ impl Replica {
     }
 
     /// What discovery says from now on.
-    pub(crate) fn list(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+    pub fn list(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
         self.addresses.send_replace(addresses.into_iter().collect());
     }
 
     /// Sends `count` requests for `key`; returns how many were admitted.
-    pub(crate) fn spend(&self, key: &str, count: usize) -> usize {
+    pub fn spend(&self, key: &str, count: usize) -> usize {
         (0..count)
             .filter(|_| self.limiter.decide(&Keyed(key), self.clock.now()).is_admitted())
             .count()
     }
 
-    pub(crate) async fn look<R: Send + 'static>(
+    pub async fn look<R: Send + 'static>(
         &self,
         look: impl FnOnce(&Engine, Timestamp) -> R + Send + 'static,
     ) -> R {
         self.mesh.inspect(look).await.unwrap()
     }
 
-    pub(crate) fn bucket_id(&self, key: &str) -> BucketId {
+    pub fn bucket_id(&self, key: &str) -> BucketId {
         let mut buf = KeyBuf::new();
         let limits = self.limiter.limits();
         let (_, limit) = limits.iter().next().unwrap();
@@ -163,13 +164,13 @@ impl Replica {
     }
 
     /// The bucket of `key` as this replica knows it; `None` is a full one.
-    pub(crate) async fn bucket(&self, key: &str) -> Option<BucketView> {
+    pub async fn bucket(&self, key: &str) -> Option<BucketView> {
         let id = self.bucket_id(key);
         self.look(move |engine, now| engine.bucket(id, now)).await
     }
 
     /// Whole tokens left for `key`.
-    pub(crate) async fn remaining(&self, key: &str) -> u64 {
+    pub async fn remaining(&self, key: &str) -> u64 {
         match self.bucket(key).await {
             Some(bucket) => bucket.level.whole(),
             None => {
@@ -179,16 +180,16 @@ impl Replica {
         }
     }
 
-    pub(crate) async fn peers(&self) -> Vec<PeerView> {
+    pub async fn peers(&self) -> Vec<PeerView> {
         self.look(|engine, now| engine.peers(now)).await
     }
 
     /// How many peers there are a session with.
-    pub(crate) async fn connected(&self) -> usize {
+    pub async fn connected(&self) -> usize {
         self.peers().await.iter().filter(|peer| peer.connected).count()
     }
 
-    pub(crate) async fn joined(&self) {
+    pub async fn joined(&self) {
         tokio::time::timeout(Duration::from_secs(10), self.mesh.joined())
             .await
             .expect("not joined within 10 s")
@@ -196,27 +197,27 @@ impl Replica {
     }
 
     /// The metrics as text.
-    pub(crate) fn metrics(&self) -> String {
+    pub fn metrics(&self) -> String {
         let mut out = String::new();
         text::encode(&mut out, &self.registry).unwrap();
         out
     }
 
     /// The value of one sample, 0 if there is none.
-    pub(crate) fn metric(&self, sample: &str) -> f64 {
+    pub fn metric(&self, sample: &str) -> f64 {
         let text = self.metrics();
         let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
         value.map_or(0.0, |value| value.parse().unwrap())
     }
 
     /// How long its runtime worked so far, and how often it woke up.
-    pub(crate) fn effort(&self) -> (Duration, u64) {
+    pub fn effort(&self) -> (Duration, u64) {
         let metrics = self.runtime.as_ref().unwrap().metrics();
         (metrics.worker_total_busy_duration(0), metrics.worker_park_count(0))
     }
 
     /// Ends it without a word.
-    pub(crate) fn kill(self) {
+    pub fn kill(self) {
         drop(self);
     }
 }
@@ -230,9 +231,9 @@ impl Drop for Replica {
 }
 
 /// Waits until each replica has a session with every other.
-pub(crate) async fn meshed(replicas: &[&Replica]) {
+pub async fn meshed(replicas: &[&Replica]) {
     for replica in replicas {
-        eventually("every pair has one session", async || {
+        until("every pair has one session", async || {
             replica.connected().await == replicas.len() - 1
         })
         .await;
@@ -240,11 +241,11 @@ pub(crate) async fn meshed(replicas: &[&Replica]) {
 }
 
 /// Waits until all agree on what is left for `key`.
-pub(crate) async fn agreed(replicas: &[&Replica], key: &str, remaining: u64) {
+pub async fn agreed(replicas: &[&Replica], key: &str, remaining: u64) {
     for (index, replica) in replicas.iter().enumerate() {
         let mut seen = u64::MAX;
         let what = format!("replica {index} knows that {remaining} are left for {key}");
-        eventually(&what, async || {
+        until(&what, async || {
             let left = replica.remaining(key).await;
             if left != seen {
                 seen = left;
@@ -256,7 +257,7 @@ pub(crate) async fn agreed(replicas: &[&Replica], key: &str, remaining: u64) {
 }
 
 /// A limit whose buckets are named by the header `x-key`.
-pub(crate) fn per_key(name: &str, quota: Quota) -> Limit {
+pub fn per_key(name: &str, quota: Quota) -> Limit {
     Limit::new(LimitSpec {
         name: name.to_owned(),
         rule: Rule {

@@ -12,8 +12,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
-use crate::harness::eventually;
 use crate::harness::replica::{Replica, Spec, agreed};
+use crate::harness::until;
 
 /// A peer that says whatever it is told to say.
 struct Stranger {
@@ -156,7 +156,7 @@ async fn a_replica_of_another_group_is_never_a_peer() {
     let replica = victim().await;
     let spec = Spec { group: "other".to_owned(), ..Spec::new("other", "100/h") };
     let other = Replica::start(spec, [replica.address]).await;
-    eventually("it was refused twice", async || refusals(&replica, "group") >= 2.0).await;
+    until("it was refused twice", async || refusals(&replica, "group") >= 2.0).await;
     other.joined().await;
     assert_eq!((replica.peers().await, other.peers().await), (Vec::new(), Vec::new()));
 }
@@ -266,7 +266,7 @@ async fn numbers_at_their_ends_are_survived() {
         body: None,
     };
     stranger.frames.send(frame).await.unwrap();
-    eventually("all frames were taken", async || {
+    until("all frames were taken", async || {
         replica.look(|engine, _| engine.stats().frames_received).await >= 4
     })
     .await;
@@ -294,7 +294,7 @@ async fn a_message_that_is_too_large_ends_its_session() {
     stranger.say(wire::frame::Body::Goodbye(wire::Goodbye { reason })).await;
     let status = stranger.ended().await;
     assert_ne!(status.code(), Code::Ok, "{status}");
-    eventually("it is counted", async || refusals(&replica, "oversized") == 1.0).await;
+    until("it is counted", async || refusals(&replica, "oversized") == 1.0).await;
     assert_eq!(replica.connected().await, 0);
     still_works(&replica).await;
 }

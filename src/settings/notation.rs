@@ -1,67 +1,15 @@
-//! Settings (layer 0): how values are written in a configuration file, and
-//! where in it a problem is.
-//!
-//! Each `...Text` type stands for a notation: serde reads a field through it
-//! (`#[serde(with = "...")]`), schemars describes the field by it. A value that
-//! a setting cannot take is refused while it is read, so that the error has the
-//! value's place in the file.
+//! Durations, sizes, numbers, switches, networks and names as text.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
+use serde::de::{self, Deserialize, Deserializer};
 use serde::ser::Serializer;
 
-/// One step from the top of the configuration to a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PathSegment {
-    /// The field of this name.
-    Field(Cow<'static, str>),
-    /// The list element of this index, from 0.
-    Index(usize),
-}
-
-impl From<&'static str> for PathSegment {
-    fn from(field: &'static str) -> Self {
-        Self::Field(Cow::Borrowed(field))
-    }
-}
-
-impl From<usize> for PathSegment {
-    fn from(index: usize) -> Self {
-        Self::Index(index)
-    }
-}
-
-/// A fault of settings that can each be read but do not go together.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// From the settings that were checked to the value at fault.
-    pub path: Vec<PathSegment>,
-    /// What is wrong with it.
-    pub message: String,
-}
-
-impl Fault {
-    /// A fault of the value at `path`.
-    pub fn new(path: impl IntoIterator<Item = PathSegment>, message: impl Into<String>) -> Self {
-        Self { path: path.into_iter().collect(), message: message.into() }
-    }
-
-    /// The same fault, seen from `parent`.
-    #[must_use]
-    pub fn under(mut self, parent: impl IntoIterator<Item = PathSegment>) -> Self {
-        self.path.splice(0..0, parent);
-        self
-    }
-}
-
-/// What the error says about a setting whose time has not come.
-pub const NOT_SUPPORTED: &str = "not supported by this version";
+use super::text;
 
 /// The longest duration that a setting may name.
 pub const MAX_DURATION: Duration = Duration::from_secs(365 * 86_400);
@@ -116,7 +64,7 @@ impl DurationOrZeroText {
     /// # Errors
     /// If it is not one.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        let text = text(deserializer, "a duration such as 10s")?;
         let duration = humantime::parse_duration(&text).map_err(|_| {
             de::Error::custom(format!(
                 "`{text}` is not a duration: write a number and a unit, such as 10s, 250ms or 1m"
@@ -171,7 +119,7 @@ impl<const MIN: u64, const MAX: u64> SizeText<MIN, MAX> {
     pub fn deserialize<'de, D: Deserializer<'de>, T: TryFrom<u64>>(
         deserializer: D,
     ) -> Result<T, D::Error> {
-        Self::parse(&String::deserialize(deserializer)?)
+        Self::parse(&text(deserializer, "a size such as 64KiB")?)
     }
 
     fn parse<T: TryFrom<u64>, E: de::Error>(text: &str) -> Result<T, E> {
@@ -236,7 +184,7 @@ impl SizeOrNoneText {
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<u64>, D::Error> {
-        match String::deserialize(deserializer)?.as_str() {
+        match text(deserializer, "a size such as 10MiB, or `none`")?.as_str() {
             "none" => Ok(None),
             text => SizeText::<0, { u64::MAX }>::parse(text).map(Some),
         }
@@ -285,7 +233,7 @@ impl<const MIN: u64, const MAX: u64> Whole<MIN, MAX> {
     pub fn deserialize<'de, D: Deserializer<'de>, T: TryFrom<u64>>(
         deserializer: D,
     ) -> Result<T, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        let text = text(deserializer, "a whole number")?;
         text.parse::<u64>()
             .ok()
             .filter(|n| (MIN..=MAX).contains(n))
@@ -331,7 +279,7 @@ impl OnOff {
     /// # Errors
     /// If it is neither on nor off.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-        match String::deserialize(deserializer)?.as_str() {
+        match text(deserializer, "`on` or `off`")?.as_str() {
             "on" | "true" => Ok(true),
             "off" | "false" => Ok(false),
             text => Err(de::Error::custom(format!("`{text}` is neither `on` nor `off`"))),
@@ -365,9 +313,16 @@ impl JsonSchema for OnOff {
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkText(IpNet);
 
+impl NetworkText {
+    /// The network, with all bits behind its prefix cleared.
+    pub const fn network(self) -> IpNet {
+        self.0
+    }
+}
+
 impl<'de> Deserialize<'de> for NetworkText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
+        let text = text(deserializer, "a network such as 10.0.0.0/8")?;
         text.parse()
             .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
             .map(|net: IpNet| Self(net.trunc()))
@@ -434,128 +389,6 @@ impl JsonSchema for Networks {
     }
 }
 
-/// A value for a setting of a later version. There is none, so a field of type
-/// `Option<Unsupported>` is always `None`, and the file may only say `none`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unsupported {}
-
-impl Unsupported {
-    /// Reads `none` or nothing.
-    ///
-    /// # Errors
-    /// If the setting is set.
-    pub fn deserialize<'de, D: Deserializer<'de>, T>(
-        deserializer: D,
-    ) -> Result<Option<T>, D::Error> {
-        struct None_;
-        impl<'de> Visitor<'de> for None_ {
-            type Value = ();
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`none`")
-            }
-
-            fn visit_unit<E>(self) -> Result<(), E> {
-                Ok(())
-            }
-
-            fn visit_none<E>(self) -> Result<(), E> {
-                Ok(())
-            }
-
-            fn visit_bool<E: de::Error>(self, on: bool) -> Result<(), E> {
-                if on { Err(E::custom(NOT_SUPPORTED)) } else { Ok(()) }
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<(), E> {
-                if text == "none" { Ok(()) } else { Err(E::custom(NOT_SUPPORTED)) }
-            }
-
-            fn visit_u64<E: de::Error>(self, _: u64) -> Result<(), E> {
-                Err(E::custom(NOT_SUPPORTED))
-            }
-
-            fn visit_i64<E: de::Error>(self, _: i64) -> Result<(), E> {
-                Err(E::custom(NOT_SUPPORTED))
-            }
-
-            fn visit_f64<E: de::Error>(self, _: f64) -> Result<(), E> {
-                Err(E::custom(NOT_SUPPORTED))
-            }
-
-            fn visit_seq<A: de::SeqAccess<'de>>(self, _: A) -> Result<(), A::Error> {
-                Err(de::Error::custom(NOT_SUPPORTED))
-            }
-
-            fn visit_map<A: de::MapAccess<'de>>(self, _: A) -> Result<(), A::Error> {
-                Err(de::Error::custom(NOT_SUPPORTED))
-            }
-        }
-        deserializer.deserialize_any(None_).map(|()| None)
-    }
-
-    /// Writes the value as this notation reads it.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: Serializer, T>(_: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str("none")
-    }
-}
-
-impl JsonSchema for Unsupported {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "Unsupported".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "enum": ["none", null] })
-    }
-}
-
-/// A switch for a feature of a later version: always off.
-#[derive(Debug)]
-pub enum OffOnly {}
-
-impl OffOnly {
-    /// Reads `false`.
-    ///
-    /// # Errors
-    /// If it is anything else.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-        if bool::deserialize(deserializer)? {
-            return Err(de::Error::custom(NOT_SUPPORTED));
-        }
-        Ok(false)
-    }
-
-    /// Writes the value as this notation reads it.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: Serializer>(on: &bool, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_bool(*on)
-    }
-}
-
-impl JsonSchema for OffOnly {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "OffOnly".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "const": false })
-    }
-}
-
 /// A name of 1 to 64 letters, digits, `.`, `_` and `-`: safe in a metric label,
 /// a structured field and a file name.
 #[derive(Debug)]
@@ -573,14 +406,13 @@ impl NameText {
     /// # Errors
     /// If it is not one.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        if Self::is_valid(&text) {
-            return Ok(text);
-        }
-        Err(de::Error::invalid_value(
-            Unexpected::Str(&text),
-            &"a name of 1 to 64 letters, digits, `.`, `_` and `-`",
-        ))
+        let text = text(deserializer, "a name")?;
+        if Self::is_valid(&text) { Ok(text) } else { Err(de::Error::custom(Self::refusal(&text))) }
+    }
+
+    /// What is wrong with `text`.
+    pub fn refusal(text: &str) -> String {
+        format!("`{text}` is not a name of 1 to 64 letters, digits, `.`, `_` and `-`")
     }
 
     /// Writes the value as this notation reads it.

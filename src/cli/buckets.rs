@@ -1,0 +1,372 @@
+//! `tidegate buckets`: how full buckets are, and who spent from them.
+
+use std::io::Write;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use super::client::{ClientArgs, Error, seconds};
+use super::table::{Side, render, span, tokens};
+use crate::wire::tidegate::admin::v1 as pb;
+
+/// What a part is called that requests lack, here as in the answers.
+const MISSING: &str = "(none)";
+
+/// Arguments of `tidegate buckets`.
+#[derive(Clone, Debug, Args)]
+pub struct BucketsArgs {
+    /// What to do
+    #[command(subcommand)]
+    pub command: BucketsCommand,
+}
+
+/// What to do with buckets.
+#[derive(Clone, Debug, Subcommand)]
+pub enum BucketsCommand {
+    /// List the buckets that the replica has in memory; all others are full
+    List(ListArgs),
+    /// Show one bucket
+    Get(GetArgs),
+}
+
+/// Arguments of `tidegate buckets list`.
+#[derive(Clone, Debug, Args)]
+pub struct ListArgs {
+    /// Only buckets of this limit
+    #[arg(long, value_name = "NAME")]
+    pub limit: Option<String>,
+    /// Only buckets whose key begins with this text
+    #[arg(long, value_name = "TEXT")]
+    pub prefix: Option<String>,
+    /// Only buckets that are not full
+    #[arg(long)]
+    pub not_full: bool,
+    /// At most this many
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max: Option<u32>,
+    /// Where to ask, and how to print
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// Arguments of `tidegate buckets get`.
+#[derive(Clone, Debug, Args)]
+pub struct GetArgs {
+    /// The limit's name
+    #[arg(required_unless_present = "id")]
+    pub limit: Option<String>,
+    /// The key's values, one for each part of the limit's key; `(none)` for a part
+    /// that the requests lack; put `--` before values that begin with a hyphen
+    #[arg(value_name = "KEY_PART", conflicts_with = "id")]
+    pub key: Vec<String>,
+    /// The bucket's identity, 32 hexadecimal digits, in place of a key
+    #[arg(long, value_name = "HEX")]
+    pub id: Option<String>,
+    /// Where to ask, and how to print
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// A bucket in JSON. Amounts are in tokens, or in millionths of one where the
+/// name says so.
+#[derive(Debug, Serialize)]
+struct Bucket {
+    limit: String,
+    id: String,
+    key: Vec<KeyPart>,
+    key_known: bool,
+    level: f64,
+    level_micro_tokens: i64,
+    burst: f64,
+    burst_micro_tokens: i64,
+    rate: Rate,
+    next_token_seconds: Option<f64>,
+    full_seconds: Option<f64>,
+    spent: Vec<Spent>,
+    admitted: u64,
+    refused: u64,
+    unsent: f64,
+    heard_seconds_ago: Option<f64>,
+    knowledge: Knowledge,
+    #[serde(skip)]
+    source: pb::Bucket,
+}
+
+/// A rate in JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Rate {
+    pub(super) text: String,
+    tokens: u64,
+    period_seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct KeyPart {
+    source: String,
+    kind: &'static str,
+    text: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Spent {
+    incarnation: String,
+    name: String,
+    tokens: f64,
+    is_self: bool,
+}
+
+/// How much of the cluster the answer knows.
+#[derive(Clone, Debug, Serialize)]
+struct Knowledge {
+    age_seconds: Option<f64>,
+    live_peers: u32,
+    suspect_peers: u32,
+    #[serde(skip)]
+    age: Option<prost_types::Duration>,
+}
+
+/// Runs `tidegate buckets`.
+///
+/// # Errors
+/// If the replica cannot be reached, refuses, or the answer cannot be written.
+pub async fn run(args: BucketsArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
+    match args.command {
+        BucketsCommand::List(args) => list(args, out).await,
+        BucketsCommand::Get(args) => get(args, out).await,
+    }
+}
+
+async fn list(args: ListArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
+    let request = pb::ListBucketsRequest {
+        limit: args.limit.unwrap_or_default(),
+        key_prefix: args.prefix.unwrap_or_default(),
+        max_count: args.max.unwrap_or(0),
+        only_not_full: args.not_full,
+    };
+    let client = args.client;
+    let failed = |status| client.failed(&status);
+    let mut admin = client.connect().await?;
+    let mut stream = admin.list_buckets(request).await.map_err(failed)?.into_inner();
+    let mut buckets = Vec::new();
+    while let Some(message) = stream.message().await.map_err(failed)? {
+        let knowledge = Knowledge::from(message.knowledge.unwrap_or_default());
+        buckets.extend(message.buckets.into_iter().map(|b| Bucket::new(b, &knowledge)));
+    }
+    buckets.sort_by_cached_key(|bucket| (bucket.limit.clone(), bucket.key_text()));
+    client.print(out, &buckets, |buckets| list_table(buckets))
+}
+
+async fn get(args: GetArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
+    let bucket = match args.id {
+        Some(id) => pb::get_bucket_request::Bucket::Id(id),
+        None => {
+            let parts = args.key.into_iter().map(|text| pb::KeyValue {
+                value: Some(match text.as_str() {
+                    MISSING => pb::key_value::Value::Missing(true),
+                    _ => pb::key_value::Value::Text(text),
+                }),
+            });
+            pb::get_bucket_request::Bucket::Key(pb::Key { parts: parts.collect() })
+        }
+    };
+    let request =
+        pb::GetBucketRequest { limit: args.limit.unwrap_or_default(), bucket: Some(bucket) };
+    let client = args.client;
+    let mut admin = client.connect().await?;
+    let answer = admin.get_bucket(request).await.map_err(|status| client.failed(&status))?;
+    let answer = answer.into_inner();
+    let knowledge = Knowledge::from(answer.knowledge.unwrap_or_default());
+    let bucket = Bucket::new(answer.bucket.unwrap_or_default(), &knowledge);
+    client.print(out, &bucket, get_table)
+}
+
+fn list_table(buckets: &[Bucket]) -> String {
+    let rows = buckets.iter().map(|bucket| {
+        let pb = &bucket.source;
+        vec![
+            bucket.limit.clone(),
+            bucket.key_text(),
+            tokens(pb.level_micros),
+            tokens(pb.burst_micros),
+            bucket.rate.text.clone(),
+            until(pb.next_token_in.as_ref()),
+            until(pb.full_in.as_ref()),
+            bucket.admitted.to_string(),
+            bucket.refused.to_string(),
+            tokens(bucket.spent_in_all()),
+        ]
+    });
+    render(
+        &[
+            ("LIMIT", Side::Left),
+            ("KEY", Side::Left),
+            ("LEVEL", Side::Right),
+            ("BURST", Side::Right),
+            ("RATE", Side::Right),
+            ("NEXT", Side::Right),
+            ("FULL", Side::Right),
+            ("ADMITTED", Side::Right),
+            ("REFUSED", Side::Right),
+            ("SPENT", Side::Right),
+        ],
+        rows.collect(),
+    )
+}
+
+fn get_table(bucket: &Bucket) -> String {
+    let pb = &bucket.source;
+    let line = |name: &str, value: String| vec![name.to_owned(), value];
+    let facts = vec![
+        line("limit", bucket.limit.clone()),
+        line("key", bucket.key_text()),
+        line("id", bucket.id.clone()),
+        line("level", format!("{} of {}", tokens(pb.level_micros), tokens(pb.burst_micros))),
+        line("rate", bucket.rate.text.clone()),
+        line("next token", until(pb.next_token_in.as_ref())),
+        line("full", until(pb.full_in.as_ref())),
+        line("admitted here", bucket.admitted.to_string()),
+        line("refused here", bucket.refused.to_string()),
+        line("unsent", tokens(pb.unsent_micros)),
+        line("knowledge", bucket.knowledge.text()),
+    ];
+    let spent = bucket.spent.iter().zip(&pb.spent).map(|(spent, pb)| {
+        vec![
+            spent.incarnation.clone(),
+            spent.name.clone(),
+            tokens(i64::try_from(pb.micros).unwrap_or(i64::MAX)),
+            if spent.is_self { "this replica".to_owned() } else { String::new() },
+        ]
+    });
+    format!(
+        "{}\n\n{}",
+        render(&[("", Side::Left), ("", Side::Left)], facts),
+        render(
+            &[
+                ("INCARNATION", Side::Left),
+                ("NAME", Side::Left),
+                ("SPENT", Side::Right),
+                ("", Side::Left)
+            ],
+            spent.collect(),
+        )
+    )
+}
+
+/// Time until something, where none means never.
+fn until(duration: Option<&prost_types::Duration>) -> String {
+    match duration {
+        None => "never".to_owned(),
+        Some(d) if d.seconds == 0 && d.nanos == 0 => "now".to_owned(),
+        Some(_) => span(duration),
+    }
+}
+
+impl Bucket {
+    fn new(bucket: pb::Bucket, knowledge: &Knowledge) -> Self {
+        let source = bucket.clone();
+        Self {
+            limit: bucket.limit,
+            id: bucket.id,
+            key: bucket
+                .key
+                .into_iter()
+                .map(|part| KeyPart {
+                    kind: kind(part.kind()),
+                    source: part.source,
+                    text: part.text,
+                })
+                .collect(),
+            key_known: bucket.key_known,
+            level: bucket.level,
+            level_micro_tokens: bucket.level_micros,
+            burst: bucket.burst,
+            burst_micro_tokens: bucket.burst_micros,
+            rate: Rate::from(bucket.rate.unwrap_or_default()),
+            next_token_seconds: seconds(bucket.next_token_in.as_ref()),
+            full_seconds: seconds(bucket.full_in.as_ref()),
+            spent: bucket
+                .spent
+                .into_iter()
+                .map(|spent| Spent {
+                    incarnation: spent.incarnation,
+                    name: spent.name,
+                    tokens: spent.tokens,
+                    is_self: spent.is_self,
+                })
+                .collect(),
+            admitted: bucket.admitted,
+            refused: bucket.refused,
+            unsent: bucket.unsent,
+            heard_seconds_ago: seconds(bucket.heard_ago.as_ref()),
+            knowledge: knowledge.clone(),
+            source,
+        }
+    }
+
+    /// The key for people: its values, or the identity if it is not known.
+    fn key_text(&self) -> String {
+        if !self.key_known {
+            return format!("id:{}", self.id);
+        }
+        if self.key.is_empty() {
+            return "(all)".to_owned();
+        }
+        let parts: Vec<&str> = self.key.iter().map(|part| part.text.as_str()).collect();
+        parts.join(" ")
+    }
+
+    /// Micro-tokens that all replicas spent.
+    fn spent_in_all(&self) -> i64 {
+        let micros = self.source.spent.iter().fold(0_u64, |sum, s| sum.saturating_add(s.micros));
+        i64::try_from(micros).unwrap_or(i64::MAX)
+    }
+}
+
+const fn kind(kind: pb::KeyKind) -> &'static str {
+    match kind {
+        pb::KeyKind::Missing => "missing",
+        pb::KeyKind::Address => "address",
+        pb::KeyKind::Text => "text",
+        pb::KeyKind::List => "list",
+        pb::KeyKind::Secret => "secret",
+        pb::KeyKind::Long => "long",
+        pb::KeyKind::Unspecified => "unknown",
+    }
+}
+
+impl From<pb::Rate> for Rate {
+    fn from(rate: pb::Rate) -> Self {
+        Self {
+            period_seconds: seconds(rate.period.as_ref()).unwrap_or_default(),
+            text: rate.text,
+            tokens: rate.tokens,
+        }
+    }
+}
+
+impl From<pb::Knowledge> for Knowledge {
+    fn from(knowledge: pb::Knowledge) -> Self {
+        Self {
+            age_seconds: seconds(knowledge.age.as_ref()),
+            live_peers: knowledge.live_peers,
+            suspect_peers: knowledge.suspect_peers,
+            age: knowledge.age,
+        }
+    }
+}
+
+impl Knowledge {
+    fn text(&self) -> String {
+        let mut text = match (self.live_peers, self.suspect_peers) {
+            (0, 0) => return "exact: no peers are known".to_owned(),
+            (0, _) => "this replica's alone".to_owned(),
+            (live, _) => {
+                format!("up to {} old, {live} live peer(s)", span(self.age.as_ref()))
+            }
+        };
+        if self.suspect_peers > 0 {
+            text.push_str(&format!("; {} peer(s) are not heard", self.suspect_peers));
+        }
+        text
+    }
+}

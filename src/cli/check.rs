@@ -1,0 +1,81 @@
+//! `tidegate check`: is the file good, and what does it mean?
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use super::{Exit, print, say};
+use crate::config::{self, Config};
+use crate::limiter::Mode;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The configuration file.
+    #[arg(short, long, env = "TIDEGATE_CONFIG", value_name = "FILE")]
+    config: PathBuf,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Exit> {
+    match config::load(&args.config, &|name| std::env::var(name).ok()) {
+        Ok(config) => {
+            print(&format!("{}: {}", args.config.display(), summary(&config)))?;
+            Ok(Exit::Done)
+        }
+        Err(error) => {
+            say(&error.to_string());
+            Ok(Exit::Config)
+        }
+    }
+}
+
+/// `ok, N limits`, and a line for each limit with what is in effect.
+fn summary(config: &Config) -> String {
+    let limits = config.limits();
+    let plural = if limits.len() == 1 { "" } else { "s" };
+    let mut out = format!("ok, {} limit{plural}", limits.len());
+    for ((_, limit), text) in limits.iter().zip(&config.limits) {
+        let quota = limit.default_quota();
+        let key = match limit.rule().parts_text() {
+            parts if parts.is_empty() => "none, one bucket for all".to_owned(),
+            parts => parts,
+        };
+        let burst = match (quota.rate().is_blocked(), text.burst) {
+            (true, _) => "none, blocks everything".to_owned(),
+            (false, Some(_)) => quota.burst().to_string(),
+            (false, None) => format!("{} (default: the N of the rate)", quota.burst()),
+        };
+        let mode = match limit.mode() {
+            Mode::Enforce => "enforce",
+            Mode::Shadow => "shadow",
+        };
+        // Writing to a string cannot fail.
+        let _ = write!(
+            out,
+            "\n  {}: rate {}, burst {burst}, cost {}, key {key}, mode {mode}",
+            limit.name(),
+            quota.rate(),
+            limit.cost(),
+        );
+        if limit.overrides() > 0 {
+            let _ = write!(out, ", {} override(s)", limit.overrides());
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cf_g10_the_effective_burst_is_shown() {
+        let flags = ["client_ip=6/60s", "all:=9/s:20", "blocked:path=0/s"].map(str::to_owned);
+        let config = config::from_flags("http://127.0.0.1:3000", &flags).unwrap();
+        assert_eq!(
+            summary(&config),
+            "ok, 3 limits\n  \
+             client_ip: rate 6/min, burst 6 (default: the N of the rate), cost 1, key client_ip, mode enforce\n  \
+             all: rate 9/s, burst 20, cost 1, key none, one bucket for all, mode enforce\n  \
+             blocked: rate 0/s, burst none, blocks everything, cost 1, key path, mode enforce"
+        );
+    }
+}

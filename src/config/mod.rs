@@ -1,0 +1,203 @@
+//! Configuration (layer 6): one field for each module's own configuration, read
+//! from a YAML file or from flags.
+//!
+//! Invariants:
+//! - a [`Config`] is sound: whatever cannot work was refused, unknown names and
+//!   features of later versions included;
+//! - every problem is reported at once, each with its place in the file.
+
+use std::path::Path;
+
+use schemars::{JsonSchema, Schema};
+
+mod decode;
+mod env;
+mod flags;
+mod problem;
+mod suggest;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use decode::{MAX_PROBLEMS, decode, refuse_unknown};
+pub use flags::from_flags;
+pub use problem::{LoadError, Place, Problem};
+use tree::{Content, Node};
+
+use crate::limiter::config::{LimitConfig, LimiterConfig};
+use crate::limiter::{Limit, LimitSet};
+use crate::settings::Fault;
+use crate::{admin, peer, proxy, telemetry};
+
+/// Everything a replica is told at its start.
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(deny_unknown_fields, title = "tidegate")]
+pub struct Config {
+    /// The proxy: where requests come from and go to.
+    pub proxy: proxy::Config,
+    /// How much memory buckets may use.
+    #[schemars(default)]
+    pub limiter: LimiterConfig,
+    /// The limits. All that apply to a request must have room. Default: none.
+    #[schemars(default)]
+    pub limits: Vec<LimitConfig>,
+    /// How replicas tell each other what they spent.
+    #[schemars(default)]
+    pub replication: peer::Config,
+    /// The admin gRPC.
+    #[schemars(default)]
+    pub admin: admin::Config,
+    /// Probes, metrics and the access log.
+    #[schemars(default)]
+    pub telemetry: telemetry::Config,
+    #[schemars(skip)]
+    compiled: LimitSet,
+}
+
+const SECTIONS: [&str; 6] = ["proxy", "limiter", "limits", "replication", "admin", "telemetry"];
+
+impl Config {
+    /// The limits, ready to be checked.
+    pub fn limits(&self) -> LimitSet {
+        self.compiled.clone()
+    }
+
+    /// The JSON Schema of the file, for editors.
+    pub fn schema() -> Schema {
+        schemars::schema_for!(Self)
+    }
+}
+
+/// Reads the configuration in the file `path`; `env` looks up the environment.
+///
+/// # Errors
+/// If the file cannot be read, or with everything that is wrong with it.
+pub fn load(path: &Path, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, LoadError> {
+    let name = path.display().to_string();
+    let whole = |place: Option<Place>, message: String| {
+        LoadError::new(&name, vec![Problem { place, path: String::new(), message }])
+    };
+    let bytes = std::fs::read(path).map_err(|e| whole(None, format!("cannot be read: {e}")))?;
+    let text = std::str::from_utf8(&bytes).map_err(|error| {
+        let valid = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
+        let line = valid.bytes().filter(|b| *b == b'\n').count() + 1;
+        let column = valid.chars().rev().take_while(|c| *c != '\n').count() + 1;
+        whole(Some(Place { line, column }), "is not UTF-8 text".to_owned())
+    })?;
+    parse(&name, text, env)
+}
+
+/// Reads the configuration in `text`, which problems call `name`.
+///
+/// # Errors
+/// With everything that is wrong with it.
+pub fn parse(
+    name: &str,
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, LoadError> {
+    let mut problems = Vec::new();
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let config = match tree::parse(text, env, &mut problems) {
+        Ok(root) => assemble(&root, &mut problems),
+        Err(problem) => {
+            problems.push(problem);
+            None
+        }
+    };
+    if problems.len() >= MAX_PROBLEMS {
+        problems.truncate(MAX_PROBLEMS);
+        let message = format!("more than {MAX_PROBLEMS} problems; the rest is not shown");
+        problems.push(Problem { place: None, path: String::new(), message });
+    }
+    match config {
+        Some(config) if problems.is_empty() => Ok(config),
+        _ => Err(LoadError::new(name, problems)),
+    }
+}
+
+fn assemble(root: &Node, problems: &mut Vec<Problem>) -> Option<Config> {
+    if !matches!(root.content, Content::Map(_) | Content::Null) {
+        problems.push(root.problem("expected a map with the sections of a configuration"));
+        return None;
+    }
+    refuse_unknown(root, &SECTIONS, problems);
+    let proxy: Option<proxy::Config> = match root.field("proxy") {
+        Some(node) => decode(node, problems),
+        None => {
+            problems.push(root.problem_at(&["proxy".into(), "upstream".into()], "is required"));
+            None
+        }
+    };
+    let limiter = section(root, "limiter", problems, |_: &LimiterConfig| Vec::new());
+    let replication = section(root, "replication", problems, peer::Config::faults);
+    let admin = section(root, "admin", problems, admin::Config::faults);
+    let telemetry = section(root, "telemetry", problems, |_: &telemetry::Config| Vec::new());
+    let ipv6_prefix =
+        proxy.as_ref().map_or(proxy::Config::default_ipv6_prefix(), |proxy| proxy.ipv6_prefix);
+    let (limits, compiled) = limits(root, ipv6_prefix, problems);
+    Some(Config {
+        proxy: proxy?,
+        limiter: limiter?,
+        limits,
+        replication: replication?,
+        admin: admin?,
+        telemetry: telemetry?,
+        compiled: LimitSet::new(compiled),
+    })
+}
+
+/// An optional section, and what is wrong with it as a whole.
+fn section<'t, T: Default + serde::Deserialize<'t>>(
+    root: &'t Node,
+    name: &'static str,
+    problems: &mut Vec<Problem>,
+    faults: impl Fn(&T) -> Vec<Fault>,
+) -> Option<T> {
+    let Some(node) = root.field(name) else { return Some(T::default()) };
+    let value = decode(node, problems)?;
+    report(node, faults(&value), problems);
+    Some(value)
+}
+
+fn limits(
+    root: &Node,
+    ipv6_prefix: u8,
+    problems: &mut Vec<Problem>,
+) -> (Vec<LimitConfig>, Vec<Limit>) {
+    let (mut configs, mut compiled) = (Vec::new(), Vec::new());
+    let Some(list) = root.field("limits") else { return (configs, compiled) };
+    if !matches!(list.content, Content::List(_) | Content::Null) && !list.broken.get() {
+        problems.push(list.problem("expected a list of limits"));
+    }
+    let mut names: Vec<(String, &Node)> = Vec::new();
+    for node in list.elements() {
+        let Some(config) = decode::<LimitConfig>(node, problems) else { continue };
+        match config.compile(ipv6_prefix) {
+            Ok(spec) => compiled.push(Limit::new(spec)),
+            Err(faults) => report(node, faults, problems),
+        }
+        if let Some(name) = &config.name {
+            match names.iter().find(|(other, _)| *other == name.0) {
+                Some((_, first)) => {
+                    let message = format!("`{}` is the name of {} already", name.0, first.path);
+                    problems.push(node.problem_at(&["name".into()], message));
+                }
+                None => names.push((name.0.clone(), node)),
+            }
+        }
+        configs.push(config);
+    }
+    (configs, compiled)
+}
+
+/// Adds faults of the settings in `node`, except those that only follow from
+/// values that were refused already.
+fn report(node: &Node, faults: Vec<Fault>, problems: &mut Vec<Problem>) {
+    let tainted = |name: &&str| node.field(name).is_some_and(Node::is_tainted);
+    for fault in faults {
+        if !node.is_refused(&fault.path) && !fault.given.iter().any(tainted) {
+            problems.push(node.problem_at(&fault.path, fault.message));
+        }
+    }
+}

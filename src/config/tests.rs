@@ -1,0 +1,678 @@
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::limiter::{KeyBuf, Missing, Mode, Source};
+use crate::proxy::{HeaderStyle, Upstream};
+use crate::{admin, discovery, peer, telemetry};
+
+fn no_env(_: &str) -> Option<String> {
+    None
+}
+
+fn good(text: &str) -> Config {
+    parse("t.yaml", text, &no_env).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Every line of the error, without the file's name.
+fn faults(text: &str) -> Vec<String> {
+    let error = parse("t.yaml", text, &no_env).expect_err("accepted").to_string();
+    error.lines().map(|line| line.strip_prefix("t.yaml:").unwrap_or(line).to_owned()).collect()
+}
+
+/// The error lines of a file with this text as its only limit.
+fn limit_faults(fields: &str) -> Vec<String> {
+    faults(&format!("proxy: {{ upstream: http://a }}\nlimits:\n- {fields}\n"))
+}
+
+fn limit(fields: &str) -> Config {
+    good(&format!("proxy: {{ upstream: http://a }}\nlimits:\n- {fields}\n"))
+}
+
+/// Asserts that there is one fault, and that its line has all of `words`.
+fn one_fault(lines: &[String], words: &[&str]) {
+    assert_eq!(lines.len(), 1, "{lines:#?}");
+    for word in words {
+        assert!(lines[0].contains(word), "`{word}` is not in: {}", lines[0]);
+    }
+}
+
+/// The example of the README with every default written out.
+const EVERY_DEFAULT: &str = r#"
+proxy:
+  listen: "[::]:8080"
+  upstream: http://127.0.0.1:3000
+  trusted_proxies: []
+  proxy_protocol: false
+  ipv6_prefix: 64
+  headers: standard
+  timeouts: { header: 10s, idle: 75s, connect: 2s, response: 60s }
+  max: { header_bytes: 64KiB, headers: 100, body: none, connections: 10000, streams: 200 }
+  drain_delay: 5s
+  drain_timeout: 20s
+limiter:
+  max_buckets: 1000000
+  idle_expiry: 10s
+limits:
+  - name: per-client
+    match: { path: /api/, methods: [GET, POST], host: api.example.com, headers: { x-env: prod } }
+    exempt: [ { path: /api/health }, { cidrs: [10.1.0.0/16] } ]
+    key: [client_ip]
+    missing: shared
+    rate: 100/min
+    burst: 100
+    cost: 1
+    overrides: [ { key: [203.0.113.7], rate: 1000/min, burst: 200 } ]
+    mode: enforce
+    expose: true
+    max_wait: 0s
+    partition: frozen
+replication:
+  listen: "[::]:9401"
+  peers:
+  resolver:
+  group: default
+  sync_interval: 100ms
+  join_timeout: 2s
+  share_hold: 30s
+  expected_replicas: 0
+  tls: none
+  insecure: false
+admin: { listen: 127.0.0.1:9402, token_file: none, tls: none }
+telemetry: { listen: "[::]:9403", access_log: off }
+"#;
+
+#[test]
+fn the_written_defaults_are_the_defaults() {
+    let config = good(EVERY_DEFAULT);
+    let upstream = Upstream::Http { authority: "127.0.0.1:3000".into() };
+    assert_eq!(config.proxy, proxy::Config::new(upstream));
+    assert_eq!(config.limiter, LimiterConfig::default());
+    assert_eq!(config.replication, peer::Config::default());
+    assert_eq!(config.admin, admin::Config::default());
+    assert_eq!(config.telemetry, telemetry::Config::default());
+
+    let short = limit("{ name: per-client, rate: 100/min }");
+    assert_eq!(short.proxy, proxy::Config::new(Upstream::Http { authority: "a:80".into() }));
+    let (full, short) = (config.limits(), short.limits());
+    let [full, short] = [&full, &short].map(|set| set.find("per-client").unwrap().1.clone());
+    assert_eq!(full.default_quota(), short.default_quota());
+    assert_eq!(full.rule().key, short.rule().key);
+    assert_eq!(full.rule().missing, short.rule().missing);
+    assert_eq!(full.cost(), short.cost());
+    assert_eq!((full.mode(), full.exposed()), (short.mode(), short.exposed()));
+    assert_eq!(full.overrides(), 1);
+    assert_eq!(full.rule().exempt.len(), 2);
+}
+
+#[test]
+fn every_setting_can_be_set() {
+    let config = good(
+        r#"
+proxy:
+  listen: 127.0.0.1:1
+  upstream: unix:/run/app.sock
+  trusted_proxies: [10.0.0.0/8, 203.0.113.7]
+  ipv6_prefix: 56
+  headers: off
+  timeouts: { header: 1s }
+  max: { body: 10MiB, streams: 1 }
+  drain_delay: 0s
+replication:
+  peers: { dns: peers.svc.cluster.local, port: 9500 }
+  resolver: 127.0.0.1:5353
+  insecure: true
+telemetry: { access_log: on }
+"#,
+    );
+    let proxy = &config.proxy;
+    assert_eq!(proxy.listen.to_string(), "127.0.0.1:1");
+    assert_eq!(proxy.upstream, Upstream::Unix("/run/app.sock".into()));
+    let trusted: Vec<String> = proxy.trusted_proxies.iter().map(ToString::to_string).collect();
+    assert_eq!(trusted, ["10.0.0.0/8", "203.0.113.7/32"]);
+    assert_eq!((proxy.ipv6_prefix, proxy.headers), (56, HeaderStyle::Off));
+    assert_eq!(proxy.timeouts.header, Duration::from_secs(1));
+    assert_eq!(proxy.timeouts.idle, Duration::from_secs(75));
+    assert_eq!((proxy.max.body, proxy.max.streams), (Some(10 * 1024 * 1024), 1));
+    assert_eq!(proxy.drain_delay, Duration::ZERO);
+    assert_eq!(
+        config.replication.peers,
+        Some(discovery::Config::Dns { name: "peers.svc.cluster.local".into(), port: Some(9500) })
+    );
+    assert!(config.replication.insecure && config.telemetry.access_log);
+    assert!(config.limits().is_empty());
+
+    let fixed = good(
+        "proxy: { upstream: http://a }\nreplication: { peers: { static: [10.0.0.1:1, '[::1]:2'] }, insecure: true }",
+    );
+    let Some(discovery::Config::Static(list)) = fixed.replication.peers else { panic!() };
+    assert_eq!(list.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.0.0.1:1", "[::1]:2"]);
+}
+
+#[test]
+fn ten_faults_are_ten_lines_in_order() {
+    let text = "\
+proxy:
+  upstream: http://127.0.0.1:3000
+  lisen: 1
+  timeouts: { idle: 75 }
+limits:
+  - name: a b
+    rate: 10
+    mode: shadwo
+  - name: b
+    rate: 5/s
+    burst: 2
+    cost: 3
+    key: [client_ip, ägypten]
+  - name: b
+    rate: 1/s
+    rate: 2/s
+admin:
+  listen: 0.0.0.0:9402
+telemetry: [1]
+";
+    assert_eq!(
+        faults(text),
+        [
+            "3:3: proxy.lisen: unknown field; did you mean `listen`?",
+            "4:21: proxy.timeouts.idle: `75` is not a duration: write a number and a unit, such as 10s, 250ms or 1m",
+            "6:11: limits[0].name: `a b` is not a name of 1 to 64 letters, digits, `.`, `_` and `-`",
+            "7:11: limits[0].rate: `10` is not a rate: write N/s, N/min, N/h, N/d or N/<duration> such as 5/10s",
+            "8:11: limits[0].mode: `shadwo` is not one of the choices; did you mean `shadow`?",
+            "11:12: limits[1].burst: no request would ever pass: each costs 3, above the burst of 2",
+            "13:22: limits[1].key[1]: `ägypten` is not a key part: write client_ip, header:NAME, cookie:NAME, query:NAME, path, method or host",
+            "14:11: limits[2].name: `b` is the name of limits[1] already",
+            "16:5: limits[2].rate: given twice; first in line 15 column 5",
+            "18:11: admin.listen: `0.0.0.0:9402` is not a loopback address; other addresses need `token_file` or `tls`, which are not supported by this version",
+            "19:12: telemetry: expected a map, found a list",
+        ]
+    );
+}
+
+#[test]
+fn a_fault_that_follows_from_another_is_not_reported() {
+    one_fault(&limit_faults("{ name: a, rate: x, cost: 5 }"), &["limits[0].rate"]);
+    one_fault(&limit_faults("{ name: a, rate: 5/s, burst: x, cost: 9 }"), &["limits[0].burst"]);
+    one_fault(
+        &limit_faults("{ name: a, rate: 5/s, key: [x], overrides: [{ key: [b], rate: 1/s }] }"),
+        &["limits[0].key[0]"],
+    );
+    one_fault(
+        &limit_faults("{ name: a, rate: 5/s, overrides: [{ key: [1.2.3.4], rate: x }] }"),
+        &["limits[0].overrides[0].rate"],
+    );
+    one_fault(&faults("proxy: { upstream: ftp://a }"), &["1:20: proxy.upstream"]);
+}
+
+#[test]
+fn an_index_counts_elements_that_were_refused() {
+    let lines = limit_faults(
+        "{ name: a, rate: 5/s, overrides: [7, { key: [1.2.3.4], rate: 1/s }, { key: [1.2.3.4], rate: 2/s }] }",
+    );
+    assert_eq!(lines.len(), 2, "{lines:#?}");
+    assert!(lines[0].contains("limits[0].overrides[0]: expected a map, found `7`"), "{lines:#?}");
+    assert!(lines[1].contains("limits[0].overrides[2].key: another override"), "{lines:#?}");
+}
+
+#[test]
+fn cf_g3_a_misspelled_field_is_named_with_its_limit() {
+    for (field, meant) in [("maxwait", "max_wait"), ("bursts", "burst"), ("Rate", "rate")] {
+        let lines = limit_faults(&format!("{{ name: a, rate: 1/s, {field}: 1 }}"));
+        one_fault(&lines, &[&format!("limits[0].{field}: unknown"), &format!("`{meant}`?")]);
+    }
+    one_fault(&limit_faults("{ name: a, rate: 1/s, colour: red }"), &["there are `name`"]);
+}
+
+#[test]
+fn cf_g4_a_rate_without_a_period_is_refused() {
+    for rate in ["100", "100/", "/min", "''"] {
+        let lines = limit_faults(&format!("{{ name: a, rate: {rate} }}"));
+        one_fault(&lines, &["limits[0].rate: ", "N/min"]);
+    }
+    one_fault(&limit_faults("{ name: a }"), &["3:3: limits[0].rate: is required"]);
+    one_fault(&limit_faults("{ name: a, rate: }"), &["limits[0].rate: is required"]);
+}
+
+#[test]
+fn cf_g5_no_number_switches_a_limit_off() {
+    for (field, value) in [
+        ("burst", "0"),
+        ("burst", "-1"),
+        ("burst", "1.5"),
+        ("burst", "1000000000001"),
+        ("burst", "18446744073709551617"),
+        ("rate", "-1/s"),
+        ("rate", "1.5/s"),
+        ("rate", "1/0s"),
+        ("rate", "1/-1s"),
+        ("rate", "1/50d"),
+        ("rate", "2000000000/s"),
+        ("rate", "1000000000001/d"),
+        ("cost", "0"),
+        ("cost", "-1"),
+        ("cost", "1e3"),
+        ("cost", "11"),
+    ] {
+        let rate = if field == "rate" { "" } else { "rate: 10/s, " };
+        let lines = limit_faults(&format!("{{ name: a, {rate}{field}: {value} }}"));
+        // A cost above the default burst is the rate's to mend.
+        let named = if value == "11" { "rate" } else { field };
+        one_fault(&lines, &[&format!("limits[0].{named}: ")]);
+    }
+    // A rate of zero is accepted and blocks from the first request on.
+    let blocked = limit("{ name: a, rate: 0/s }").limits();
+    let quota = *blocked.find("a").unwrap().1.default_quota();
+    assert!(quota.rate().is_blocked() && quota.burst().whole() == 0);
+    one_fault(&limit_faults("{ name: a, rate: 0/s, burst: 5 }"), &["limits[0].burst: "]);
+}
+
+#[test]
+fn cf_g6_conflicting_sources_of_a_key_are_both_named() {
+    let key = |key: &str| limit_faults(&format!("{{ name: a, rate: 1/s, key: {key} }}"));
+    one_fault(&key("[{ header: x, client_ip: true }]"), &["key[0]: `header` and `client_ip`"]);
+    one_fault(&key("[{ header: x, cookie: y }]"), &["`header` and `cookie` exclude"]);
+    one_fault(&key("[{ query: x, host: }, path]"), &["key[0]: `query` and `host`"]);
+    one_fault(&key("[client_ip, client_ip]"), &["key[1]: `client_ip` is in the key already"]);
+    one_fault(&key("[header:X-A, { header: x-a }]"), &["key[1]: `header:x-a` is in the key"]);
+    one_fault(&key("[{ secret: true }]"), &["key[0]: names no source"]);
+    one_fault(&key("[{ path: true }]"), &["key[0]: write `path` as plain text"]);
+    one_fault(&key("[{ cookie: sid, secret: false }]"), &["always secret"]);
+    one_fault(&key("client_ip"), &["key: expected a list, found `client_ip`"]);
+    one_fault(&key("[path], key: [client_ip]"), &["limits[0].key: given twice"]);
+}
+
+#[test]
+fn cf_g9_a_total_and_tighter_children_are_separate_limits() {
+    let config = good(
+        "proxy: { upstream: http://a }
+limits:
+- { name: total, key: [header:c], rate: 10/min }
+- { name: s1, match: { path: /s1 }, key: [header:c], rate: 2/min }
+",
+    );
+    let limits = config.limits();
+    let names: Vec<&str> = limits.iter().map(|(_, limit)| limit.name()).collect();
+    assert_eq!(names, ["total", "s1"]);
+    let (total, child) = (limits.find("total").unwrap().1, limits.find("s1").unwrap().1);
+    assert!(total.rule().condition.path.is_none() && child.rule().condition.path.is_some());
+    let mut key = KeyBuf::new();
+    key.push_text(b"x");
+    assert_ne!(total.bucket_id(key.as_bytes()), child.bucket_id(key.as_bytes()));
+}
+
+#[test]
+fn cf_g10_the_burst_is_the_n_of_the_rate_unless_said() {
+    for (fields, burst) in [("rate: 6/60s", 6), ("rate: 6/60s, burst: 1", 1), ("rate: 1/d", 1)] {
+        let limits = limit(&format!("{{ name: a, {fields} }}")).limits();
+        assert_eq!(limits.find("a").unwrap().1.default_quota().burst().whole(), burst);
+    }
+}
+
+#[test]
+fn cf_g11_a_pattern_that_would_be_inert_is_refused() {
+    for pattern in ["/a/*/c", "/a/{id}", "a/b", "/a?b", "*"] {
+        for field in ["match: ", "exempt: [ "] {
+            let close = if field.contains('[') { " ]" } else { "" };
+            let lines = limit_faults(&format!(
+                "{{ name: a, rate: 1/s, {field}{{ path: '{pattern}' }}{close} }}"
+            ));
+            one_fault(&lines, &[".path: ", pattern]);
+        }
+    }
+    for condition in [
+        "methods: [get]",
+        "host: '*.example.com'",
+        "host: 'a:80'",
+        "headers: { 'x y': 1 }",
+        "cidrs: [10.0.0.0/33]",
+    ] {
+        let lines = limit_faults(&format!("{{ name: a, rate: 1/s, match: {{ {condition} }} }}"));
+        one_fault(&lines, &["limits[0].match."]);
+    }
+    one_fault(&limit_faults("{ name: a, rate: 1/s, exempt: [{}] }"), &["exempt every request"]);
+}
+
+#[test]
+fn what_a_later_version_brings_is_refused_by_name() {
+    for (fields, path) in [
+        ("was: b", "was"),
+        ("max_wait: 1s", "max_wait"),
+        ("partition: strict", "partition"),
+        ("partition: open", "partition"),
+        ("key: [jwt:sub]", "key[0]"),
+        ("key: [{ jwt: sub }]", "key[0]"),
+        ("cost: { header: x-cost, max: 10 }", "cost"),
+        ("cost: [{ match: {}, cost: 5 }]", "cost"),
+    ] {
+        let lines = limit_faults(&format!("{{ name: a, rate: 1/s, {fields} }}"));
+        one_fault(&lines, &[&format!("limits[0].{path}: "), "not supported by this version"]);
+    }
+    for (section, fields, path) in [
+        ("proxy", "proxy_protocol: true", "proxy.proxy_protocol"),
+        ("proxy", "cors: { origins: ['*'] }", "proxy.cors"),
+        ("proxy", "tls: { cert: a }", "proxy.tls"),
+        ("replication", "tls: { cert: a, key: b, ca: c }", "replication.tls"),
+        ("replication", "expected_replicas: 3", "replication.expected_replicas"),
+        ("admin", "tls: a", "admin.tls"),
+        ("admin", "token_file: /t", "admin.token_file"),
+    ] {
+        let upstream = "upstream: http://a";
+        let lines = match section {
+            "proxy" => faults(&format!("proxy: {{ {upstream}, {fields} }}")),
+            _ => faults(&format!("proxy: {{ {upstream} }}\n{section}: {{ {fields} }}")),
+        };
+        one_fault(&lines, &[&format!("{path}: "), "not supported by this version"]);
+    }
+    one_fault(&faults("proxy: { upstream: https://a }"), &["proxy.upstream: ", "not supported"]);
+}
+
+#[test]
+fn peers_need_an_explicit_word_on_security() {
+    let replication = |fields: &str| {
+        faults(&format!("proxy: {{ upstream: http://a }}\nreplication: {{ {fields} }}"))
+    };
+    one_fault(&replication("peers: { dns: a }"), &["replication.peers: ", "`insecure: true`"]);
+    one_fault(&replication("peers: { dns: a }, tls: { cert: c }"), &["replication.tls: "]);
+    one_fault(
+        &replication("peers: { dns: a, static: [b:1] }, insecure: true"),
+        &["`dns` and `static`"],
+    );
+    one_fault(&replication("peers: {}, insecure: true"), &["needs `dns"]);
+    one_fault(&replication("peers: { static: [a] }, insecure: true"), &["peers.static[0]: "]);
+}
+
+#[test]
+fn keys_are_written_in_every_form() {
+    let config = limit(
+        "{ name: a, rate: 1/s, missing: deny, mode: shadow, expose: false, key: [client_ip, header:X-Api-Key, cookie:sid, query:tenant, path, method, host, { header: x-token, secret: true }] }",
+    );
+    let limits = config.limits();
+    let limit = limits.find("a").unwrap().1;
+    assert_eq!(
+        limit.rule().parts_text(),
+        "client_ip,header:x-api-key,cookie:sid,query:tenant,path,method,host,header:x-token"
+    );
+    let secret: Vec<bool> = limit.rule().key.iter().map(|part| part.is_secret()).collect();
+    assert_eq!(secret, [false, false, true, false, false, false, false, true]);
+    assert_eq!(
+        (limit.rule().missing, limit.mode(), limit.exposed()),
+        (Missing::Deny, Mode::Shadow, false)
+    );
+
+    let block = limit_of(
+        "name: a\n  rate: 1/s\n  key:\n  - header:x-a\n  - header: x-b\n    secret: true\n",
+    );
+    assert_eq!(block, [("header:x-a".into(), false), ("header:x-b".into(), true)]);
+    assert_eq!(limit_of("{ name: a, rate: 1/s, key: [] }"), []);
+    assert_eq!(limit_of("{ name: a, rate: 1/s }"), [(Source::ClientIp.to_string(), false)]);
+}
+
+fn limit_of(fields: &str) -> Vec<(String, bool)> {
+    let limits = limit(fields).limits();
+    let limit = limits.find("a").unwrap().1;
+    limit.rule().key.iter().map(|part| (part.to_string(), part.is_secret())).collect()
+}
+
+#[test]
+fn an_override_names_the_bucket_that_requests_use() {
+    let config = limit(
+        "{ name: a, rate: 5/s, key: [client_ip, header:t], overrides: [{ key: ['2001:db8::9', 42], rate: 50/s, burst: 7 }] }",
+    );
+    let limits = config.limits();
+    let limit = limits.find("a").unwrap().1;
+    let key = limit.rule().key_from_text(&["2001:db8::1", "42"], 64).unwrap();
+    assert_eq!(limit.quota(limit.bucket_id(key.as_bytes())).burst().whole(), 7);
+    for (overrides, words) in [
+        ("{ key: [a], rate: 1/s }", "`a` is not an IP address"),
+        ("{ key: [1.2.3.4, b], rate: 1/s }", "1 part(s), but 2 value(s)"),
+        ("{ key: [''], rate: 1/s }", "key[0]: is empty"),
+        ("{ key: [10.0.0.0/8], rate: 1/s }", "grouped by /32"),
+        ("{ key: ['fd00::/48'], rate: 1/s }", "grouped by /64"),
+        ("{ key: ['fd00::1'], rate: 1/s }, { key: ['fd00::2'], rate: 1/s }", "[1].key: another"),
+        ("{ key: [1.2.3.4] }", "overrides[0].rate: is required"),
+        ("{ rate: 1/s }", "overrides[0].key: is required"),
+        ("{ key: [1.2.3.4], rate: 1/s, burst: 0 }", "overrides[0].burst: "),
+    ] {
+        let lines = limit_faults(&format!("{{ name: a, rate: 5/s, overrides: [{overrides}] }}"));
+        one_fault(&lines, &[words]);
+    }
+    one_fault(
+        &limit_faults(
+            "{ name: a, rate: 5/s, cost: 2, overrides: [{ key: [1.2.3.4], rate: 1/s }] }",
+        ),
+        &["overrides[0].rate: no request would ever pass"],
+    );
+}
+
+#[test]
+fn the_environment_fills_values_in() {
+    let env = |name: &str| match name {
+        "RATE" => Some("7/s".to_owned()),
+        "BURST" => Some("9".to_owned()),
+        "EVIL" => Some("a, rate: 1/s }".to_owned()),
+        _ => None,
+    };
+    let file = |fields: &str| {
+        let text = format!(
+            "proxy: {{ upstream: 'http://${{HOST:-app}}:80' }}\nlimits:\n- {{ {fields} }}\nreplication: {{ insecure: \"${{YES:-true}}\" }}"
+        );
+        parse("t.yaml", &text, &env)
+    };
+    let config = file("name: a, rate: \"${RATE}\", burst: \"${BURST}\"").unwrap();
+    let limits = config.limits();
+    let quota = *limits.find("a").unwrap().1.default_quota();
+    assert_eq!((quota.rate().to_string(), quota.burst().whole()), ("7/s".to_owned(), 9));
+    assert_eq!(config.proxy.upstream.to_string(), "http://app:80");
+    assert!(config.replication.insecure);
+
+    let error = file("name: a, rate: \"${NONE}\", burst: \"${BURST\"").unwrap_err();
+    let places: Vec<_> =
+        error.problems.iter().map(|p| (p.place.unwrap(), p.path.as_str())).collect();
+    assert_eq!(
+        places,
+        [
+            (Place { line: 3, column: 20 }, "limits[0].rate"),
+            (Place { line: 3, column: 38 }, "limits[0].burst")
+        ]
+    );
+    let error = file("name: \"${EVIL}\", rate: 1/s").unwrap_err();
+    assert_eq!(error.problems.len(), 1, "{error}");
+}
+
+#[test]
+fn broken_syntax_has_a_place() {
+    for (text, place) in [
+        ("proxy: { upstream: http://a\nlimits: x", "2:"),
+        ("proxy:\n\tupstream: a", "2:"),
+        ("proxy: 'a", "1:"),
+        ("a: 1\n---\nb: 2", "3:"),
+        ("? [a]\n: 1", "1:"),
+    ] {
+        let lines = faults(text);
+        assert!(lines.iter().any(|line| line.starts_with(place)), "{text:?}: {lines:#?}");
+    }
+    one_fault(
+        &faults("proxy: { upstream: http://a }\nadmin: &x {}\ntelemetry: *x"),
+        &["3:12: telemetry: ", "aliases"],
+    );
+    one_fault(&faults("proxy: { upstream: !x http://a }"), &["proxy.upstream: ", "tags"]);
+    one_fault(&faults(&format!("proxy: {}", "[".repeat(10_000))), &["1:", "recursion limit"]);
+    one_fault(
+        &faults(&format!("proxy: {}{}", "[".repeat(100), "]".repeat(100))),
+        &["nested more than 64 deep"],
+    );
+    for empty in ["", "# nothing", "---", "proxy:", "proxy: {}"] {
+        one_fault(&faults(empty), &["proxy.upstream: is required"]);
+    }
+    one_fault(&faults("- a"), &["expected a map"]);
+    one_fault(
+        &faults("proxy: { upstream: http://a }\nlimits: { a: 1 }"),
+        &["2:9: limits: expected a list"],
+    );
+}
+
+#[test]
+fn what_is_quoted_stays_on_its_line() {
+    one_fault(&faults("proxy: { upstream: \"http://\\n\\e[31m\" }"), &["`http://\\n\\u{1b}[31m`"]);
+    one_fault(&faults("proxy: { upstream: http://a, \"a\\nb\": 1 }"), &["proxy.a\\nb: unknown"]);
+}
+
+#[test]
+fn a_hostile_file_ends_in_bounded_time() {
+    let mut text = String::from("proxy: { upstream: http://a }\nlimits:\n");
+    for _ in 0..5000 {
+        text.push_str("- { nope: 1 }\n");
+    }
+    let error = parse("t.yaml", &text, &no_env).unwrap_err();
+    assert_eq!(error.problems.len(), MAX_PROBLEMS + 1);
+}
+
+#[test]
+fn a_file_that_is_no_text_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.yaml");
+    let error = load(&path, &no_env).unwrap_err();
+    assert!(error.to_string().starts_with(&format!("{}: cannot be read: ", path.display())));
+    std::fs::write(&path, b"proxy:\n  upstream: \xff\n").unwrap();
+    let error = load(&path, &no_env).unwrap_err();
+    assert_eq!(error.problems[0].place, Some(Place { line: 2, column: 13 }));
+    std::fs::write(&path, EVERY_DEFAULT).unwrap();
+    assert_eq!(load(&path, &no_env).unwrap().limits().len(), 1);
+}
+
+#[test]
+fn limits_can_be_given_as_flags() {
+    let flags = |limits: &[&str]| {
+        let limits: Vec<String> = limits.iter().map(|&limit| limit.to_owned()).collect();
+        from_flags("http://127.0.0.1:3000", &limits)
+    };
+    for (text, name, parts, burst) in [
+        ("client_ip=100/min", "client_ip", "client_ip", 100),
+        ("client_ip=100/min:20", "client_ip", "client_ip", 20),
+        ("header:X-Api-Key,path=5/10s", "header-x-api-key.path", "header:x-api-key,path", 5),
+        ("k:header:x=1/s", "k", "header:x", 1),
+        ("everything:=9/s", "everything", "", 9),
+        ("=9/s", "all", "", 9),
+    ] {
+        let config = flags(&[text]).unwrap();
+        let limits = config.limits();
+        let (_, limit) = limits.find(name).unwrap_or_else(|| panic!("{text}"));
+        assert_eq!(limit.rule().parts_text(), parts, "{text}");
+        assert_eq!(limit.default_quota().burst().whole(), burst, "{text}");
+    }
+    for text in [
+        "",
+        "client_ip",
+        "client_ip=5",
+        "client=5/s",
+        "client_ip=5/s:0",
+        "a b:path=1/s",
+        "path,path=1/s",
+        "client_ip=5/s:x",
+        "path,=1/s",
+    ] {
+        let error = flags(&[text]).unwrap_err();
+        assert_eq!(error.problems.len(), 1, "{error}");
+        assert!(
+            error.to_string().starts_with(&format!("command line: --limit {text}: ")),
+            "{error}"
+        );
+    }
+    assert_eq!(flags(&["path=1/s", "path=2/s", "x"]).unwrap_err().problems.len(), 2);
+    let error = from_flags("https://a", &[]).unwrap_err().to_string();
+    assert!(error.starts_with("command line: --upstream: "), "{error}");
+}
+
+#[test]
+fn the_schema_has_the_fields_that_the_file_has() {
+    let schema = serde_json::to_value(Config::schema()).unwrap();
+    let names = |node: &serde_json::Value| -> BTreeSet<String> {
+        node["properties"].as_object().unwrap().keys().cloned().collect()
+    };
+    assert_eq!(names(&schema), SECTIONS.iter().map(|&name| name.to_owned()).collect());
+    let root = tree::parse(EVERY_DEFAULT, &no_env, &mut Vec::new()).unwrap();
+    for (of, required) in [("Limit", ["name", "rate"]), ("Override", ["key", "rate"])] {
+        assert_eq!(schema["$defs"][of]["required"], serde_json::json!(required));
+    }
+    assert_eq!(schema["$defs"]["Proxy"]["required"], serde_json::json!(["upstream"]));
+    let mut compared = 0;
+    compare(&root, &schema, &schema, &mut compared);
+    assert!(compared >= 10, "{compared}");
+}
+
+/// Asserts that every map of the example has a schema that closes the door to
+/// other fields and names exactly those of the example.
+fn compare<'a>(
+    node: &Node,
+    mut schema: &'a serde_json::Value,
+    root: &'a serde_json::Value,
+    compared: &mut usize,
+) {
+    while let Some(reference) = schema["$ref"].as_str() {
+        schema = root.pointer(reference.trim_start_matches('#')).unwrap();
+    }
+    match &node.content {
+        Content::Map(fields) => {
+            let Some(properties) = schema["properties"].as_object() else {
+                assert_eq!(node.path, "limits[0].match.headers", "{schema}");
+                return;
+            };
+            assert_eq!(schema["additionalProperties"], false, "{}", node.path);
+            for (name, value) in fields {
+                let field = properties.get(name).unwrap_or_else(|| panic!("{}", value.path));
+                assert!(
+                    field["description"].as_str().is_some_and(|text| !text.is_empty()),
+                    "{} has no description",
+                    value.path
+                );
+                compare(value, field, root, compared);
+            }
+            // Conditions of the example each name some of the fields.
+            if !node.path.contains("match") && !node.path.contains("exempt") {
+                let known: BTreeSet<&String> = properties.keys().collect();
+                assert_eq!(fields.iter().map(|(name, _)| name).collect::<BTreeSet<_>>(), known);
+            }
+            *compared += 1;
+        }
+        Content::List(list) => {
+            list.iter().for_each(|item| compare(item, &schema["items"], root, compared));
+        }
+        Content::Scalar(text) => {
+            let described = ["pattern", "enum", "oneOf", "anyOf", "const", "minimum", "examples"];
+            let boolean = schema["type"] == "boolean";
+            let any = described.iter().any(|word| !schema[word].is_null());
+            assert!(boolean || any, "{} = {text} is not described: {schema}", node.path);
+        }
+        Content::Null => {}
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn any_text_is_a_configuration_or_an_error(text in "\\PC{0,200}") {
+        let _ = parse("t.yaml", &text, &no_env);
+        let _ = from_flags(&text, std::slice::from_ref(&text));
+    }
+
+    #[test]
+    fn a_cut_or_changed_example_is_a_configuration_or_an_error(
+        at in 0..EVERY_DEFAULT.len(),
+        length in 0..40usize,
+        insert in "[-\\[\\]{}:,'\"#&*!|>%@`$ \\n\\ta-z0-9/]{0,6}",
+    ) {
+        let end = (at + length).min(EVERY_DEFAULT.len());
+        let text = format!("{}{insert}{}", &EVERY_DEFAULT[..at], &EVERY_DEFAULT[end..]);
+        match parse("t.yaml", &text, &no_env) {
+            Ok(config) => prop_assert_eq!(config.limits().len(), config.limits.len()),
+            Err(error) => {
+                prop_assert!(!error.problems.is_empty());
+                prop_assert_eq!(error.to_string().lines().count(), error.problems.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! The `limiter` and `limits` sections, and how a limit is compiled from its
+//! text.
+//!
+//! Each value is checked while it is read; [`LimitConfig::compile`] checks what
+//! only shows when values are put together.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+mod condition;
+mod key;
+mod text;
+
+pub use condition::ConditionConfig;
+pub use key::KeyPartConfig;
+use key::ValueText;
+pub use text::{Burst, Cost, LimitName, NoWait, Partition, RateText};
+use text::{MissingText, ModeText};
+
+use super::key::BucketId;
+use super::limit::{Limit, LimitSpec, Mode};
+use super::quota::Quota;
+use super::quota::Rate;
+use super::rule::{KeyPart, Missing, Rule, Source};
+use super::tokens::Tokens;
+use crate::settings::{DurationText, Fault, PathSegment, Whole};
+
+/// How much memory buckets may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(rename = "Limiter")]
+pub struct LimiterConfig {
+    /// Buckets kept at most. Default: 1000000.
+    #[serde(with = "BucketCount")]
+    pub max_buckets: usize,
+    /// A bucket may go when it is full again and unused this long. Default: 10s.
+    #[serde(with = "DurationText")]
+    pub idle_expiry: Duration,
+}
+
+// Far above what the memory of a sidecar holds, and no slip in the zeros.
+type BucketCount = Whole<1, 4_294_967_295>;
+
+impl Default for LimiterConfig {
+    fn default() -> Self {
+        Self { max_buckets: 1_000_000, idle_expiry: Duration::from_secs(10) }
+    }
+}
+
+/// One limit: which requests it applies to, which bucket each uses, and how much
+/// that bucket gives.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Limit", extend("required" = ["name", "rate"]))]
+pub struct LimitConfig {
+    /// The limit's identity among all replicas. Required.
+    #[serde(default)]
+    #[schemars(required)]
+    pub name: Option<LimitName>,
+    /// The requests it applies to; all that is named must hold. Default: all.
+    #[serde(default, rename = "match")]
+    pub condition: ConditionConfig,
+    /// Requests that are exempt: those that meet any element. Default: none.
+    #[serde(default)]
+    pub exempt: Vec<ConditionConfig>,
+    /// What tells one bucket from another; `[]` is one bucket for all.
+    /// Default: `[client_ip]`.
+    #[serde(default = "default_key")]
+    pub key: Vec<KeyPartConfig>,
+    /// What happens when a key part is absent or empty. Default: shared.
+    #[serde(default, with = "MissingText")]
+    pub missing: Missing,
+    /// Tokens that come back per period. Required.
+    #[serde(default)]
+    #[schemars(required)]
+    pub rate: Option<RateText>,
+    /// Tokens that a bucket holds, 1 to 10^12. Default: the N of the rate.
+    #[serde(default)]
+    pub burst: Option<Burst>,
+    /// Tokens that one request costs, 1 up to the burst. Default: 1.
+    #[serde(default)]
+    pub cost: Cost,
+    /// Other quotas for single keys. Default: none.
+    #[serde(default)]
+    pub overrides: Vec<OverrideConfig>,
+    /// Refuse requests, or only report. Default: enforce.
+    #[serde(default, with = "ModeText")]
+    pub mode: Mode,
+    /// Whether answers tell the limit's state. Default: true.
+    #[serde(default = "default_expose")]
+    pub expose: bool,
+    /// How long a request may be held for its token. Default: 0s, the only value
+    /// that this version supports.
+    #[serde(default)]
+    pub max_wait: NoWait,
+    /// What holds when replicas lose sight of each other. Default: frozen, the
+    /// only value that this version supports.
+    #[serde(default)]
+    pub partition: Partition,
+}
+
+fn default_key() -> Vec<KeyPartConfig> {
+    vec![KeyPartConfig(KeyPart::new(Source::ClientIp, false))]
+}
+
+const fn default_expose() -> bool {
+    true
+}
+
+impl LimitConfig {
+    /// A limit on all requests, with every other setting at its default.
+    pub fn new(name: String, key: Vec<KeyPart>, rate: Rate, burst: Option<u64>) -> Self {
+        Self {
+            name: Some(LimitName(name)),
+            condition: ConditionConfig::default(),
+            exempt: Vec::new(),
+            key: key.into_iter().map(KeyPartConfig).collect(),
+            missing: Missing::default(),
+            rate: Some(RateText(rate)),
+            burst: burst.map(Burst),
+            cost: Cost::default(),
+            overrides: Vec::new(),
+            mode: Mode::default(),
+            expose: default_expose(),
+            max_wait: NoWait,
+            partition: Partition::default(),
+        }
+    }
+
+    /// The limit that this text means. `ipv6_prefix` is the number of leading
+    /// bits by which IPv6 clients are grouped.
+    ///
+    /// # Errors
+    /// Every fault that shows when the values are put together, with paths from
+    /// the limit down.
+    pub fn compile(&self, ipv6_prefix: u8) -> Result<LimitSpec, Vec<Fault>> {
+        let mut faults = Vec::new();
+        if self.name.is_none() {
+            faults.push(Fault::new(["name".into()], "is required"));
+        }
+        if self.rate.is_none() {
+            faults.push(Fault::new(["rate".into()], "is required, such as 100/min"));
+        }
+        for (index, part) in self.key.iter().enumerate() {
+            if self.key[..index].iter().any(|p| p.0.source() == part.0.source()) {
+                let message = format!("`{}` is in the key already", part.0);
+                faults.push(Fault::new(["key".into(), index.into()], message));
+            }
+        }
+        for (index, exempt) in self.exempt.iter().enumerate() {
+            if exempt.is_empty() {
+                let message = "an element without conditions would exempt every request";
+                faults.push(Fault::new(["exempt".into(), index.into()], message));
+            }
+        }
+        let rule = Rule {
+            condition: self.condition.compile(),
+            exempt: self.exempt.iter().map(ConditionConfig::compile).collect(),
+            key: self.key.iter().map(|part| part.0.clone()).collect(),
+            missing: self.missing,
+        };
+        let quota = self.rate.and_then(|rate| {
+            self.quota(rate, self.burst, &[])
+                .map_err(|fault| faults.push(fault.given(&["burst", "cost", "rate"])))
+                .ok()
+        });
+        let name = self.name.as_ref().map(|name| name.0.clone()).unwrap_or_default();
+        let overrides = self.compile_overrides(&name, &rule, ipv6_prefix, &mut faults);
+        match (quota, Tokens::from_whole(self.cost.0)) {
+            (Some(quota), Some(cost)) if faults.is_empty() => Ok(LimitSpec {
+                name,
+                rule,
+                quota,
+                cost,
+                overrides,
+                mode: self.mode,
+                expose: self.expose,
+            }),
+            _ => Err(faults),
+        }
+    }
+
+    fn compile_overrides(
+        &self,
+        name: &str,
+        rule: &Rule,
+        ipv6_prefix: u8,
+        faults: &mut Vec<Fault>,
+    ) -> HashMap<BucketId, Quota> {
+        let seed = Limit::seed(name, rule);
+        let mut overrides = HashMap::new();
+        for (index, element) in self.overrides.iter().enumerate() {
+            let at: [PathSegment; 2] = ["overrides".into(), index.into()];
+            let path = |field: &'static str| [at[0], at[1], field.into()];
+            let quota = match element.rate {
+                None => {
+                    faults.push(Fault::new(path("rate"), "is required, such as 1000/min"));
+                    None
+                }
+                Some(rate) => self
+                    .quota(rate, element.burst, &at)
+                    .map_err(|fault| faults.push(fault.given(&["cost"])))
+                    .ok(),
+            };
+            let Some(values) = &element.key else {
+                let message = "is required: one value for each part of the limit's key";
+                faults.push(Fault::new(path("key"), message));
+                continue;
+            };
+            let values: Vec<&str> = values.iter().map(|value| value.0.as_str()).collect();
+            let key = other_group(rule, &values, ipv6_prefix).map_or_else(
+                || rule.key_from_text(&values, ipv6_prefix).map_err(|e| e.to_string()),
+                Err,
+            );
+            match (key, quota) {
+                (Err(message), _) => {
+                    faults.push(Fault::new(path("key"), message).given(&["key"]));
+                }
+                (Ok(key), Some(quota)) => {
+                    if overrides.insert(seed.id(key.as_bytes()), quota).is_some() {
+                        let message = "another override names the same bucket";
+                        faults.push(Fault::new(path("key"), message).given(&["key"]));
+                    }
+                }
+                (Ok(_), None) => {}
+            }
+        }
+        overrides
+    }
+
+    /// The quota of these settings, found in the limit at `at`.
+    fn quota(
+        &self,
+        rate: RateText,
+        burst: Option<Burst>,
+        at: &[PathSegment],
+    ) -> Result<Quota, Fault> {
+        let fault = |field: &'static str, message: String| {
+            let mut path = at.to_vec();
+            path.push(field.into());
+            Err(Fault::new(path, message))
+        };
+        let tokens = burst.map_or(rate.0.tokens(), |burst| burst.0);
+        if rate.0.is_blocked() && burst.is_some() {
+            let message = format!("a rate of {} lets nothing pass: leave the burst out", rate.0);
+            return fault("burst", message);
+        }
+        let Some(quota) = Quota::try_new(rate.0, tokens) else {
+            return fault("burst", format!("{tokens} is not from 1 to {}", Tokens::MAX_WHOLE));
+        };
+        if !rate.0.is_blocked() && self.cost.0 > tokens {
+            let source = if burst.is_some() { "" } else { " (by default the N of the rate)" };
+            let message = format!(
+                "no request would ever pass: each costs {}, above the burst of {tokens}{source}",
+                self.cost.0
+            );
+            return fault(if burst.is_some() { "burst" } else { "rate" }, message);
+        }
+        Ok(quota)
+    }
+}
+
+/// Why the values name a network that is no group of clients, if they do.
+fn other_group(rule: &Rule, values: &[&str], ipv6_prefix: u8) -> Option<String> {
+    rule.key.iter().zip(values).find_map(|(part, value)| {
+        let (ip, prefix) = value.split_once('/').filter(|_| *part.source() == Source::ClientIp)?;
+        let expected = if ip.contains(':') { ipv6_prefix } else { 32 };
+        (prefix != expected.to_string()).then(|| {
+            format!("`{value}`: clients are grouped by /{expected} here, so no bucket has this key")
+        })
+    })
+}
+
+/// Another quota for one key.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Override", extend("required" = ["key", "rate"]))]
+pub struct OverrideConfig {
+    /// One value for each part of the limit's key. Required.
+    #[serde(default)]
+    #[schemars(required)]
+    key: Option<Vec<ValueText>>,
+    /// Tokens that come back per period. Required.
+    #[serde(default)]
+    #[schemars(required)]
+    rate: Option<RateText>,
+    /// Tokens that the bucket holds, 1 to 10^12. Default: the N of the rate.
+    #[serde(default)]
+    burst: Option<Burst>,
+}

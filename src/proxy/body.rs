@@ -1,0 +1,316 @@
+//! Bodies on their way through. Neither is ever held in memory as a whole.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::Version;
+use http::header::EXPECT;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::time::Sleep;
+
+use super::connection::Exchange;
+use super::upstream::Lease;
+use crate::runtime::spawn_local;
+
+/// A body this small that nobody wants is read, so that the connection lives on;
+/// behind a larger one the connection is closed.
+const DRAINED_BYTES: u64 = 64 * 1024;
+/// How long that may take.
+const DRAIN_TIME: Duration = Duration::from_secs(5);
+
+/// A request's body, read from the client.
+#[derive(Debug)]
+pub(super) struct RequestBody {
+    /// `None` once it is empty or was given up.
+    incoming: Option<Incoming>,
+    upload: Option<Arc<Upload>>,
+    exchange: Option<Exchange>,
+    http1: bool,
+    /// The client waits to be asked for the body.
+    waits: bool,
+    left: u64,
+    patience: Duration,
+    stall: Option<Pin<Box<Sleep>>>,
+}
+
+/// How an upload is going, for whoever waits for an answer to it.
+#[derive(Debug, Default)]
+pub(super) struct Upload {
+    fault: AtomicU8,
+    frames: AtomicU64,
+}
+
+/// What the client did wrong while it sent a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UploadFault {
+    /// It broke off, or the framing is wrong.
+    Broken,
+    /// It is larger than allowed.
+    TooLarge,
+    /// It stopped coming.
+    Stalled,
+}
+
+/// An answer's body: the upstream's, or one of our own.
+#[derive(Debug)]
+pub(super) struct Body {
+    content: Content,
+    exchange: Option<Exchange>,
+}
+
+#[derive(Debug)]
+enum Content {
+    Own(Bytes),
+    Upstream { incoming: Incoming, ended: bool, lease: Option<Lease> },
+}
+
+impl RequestBody {
+    pub(super) fn new(
+        incoming: Incoming,
+        headers: &HeaderMap,
+        version: Version,
+        exchange: &Exchange,
+        max: Option<u64>,
+        patience: Duration,
+    ) -> Self {
+        let incoming = (!incoming.is_end_stream()).then_some(incoming);
+        Self {
+            upload: incoming.as_ref().map(|_| Arc::default()),
+            exchange: incoming.as_ref().map(|_| exchange.share()),
+            incoming,
+            http1: version < Version::HTTP_2,
+            waits: headers.contains_key(EXPECT),
+            left: max.unwrap_or(u64::MAX),
+            patience,
+            stall: None,
+        }
+    }
+
+    /// The body of a request that has none.
+    pub(super) fn empty() -> Self {
+        Self {
+            incoming: None,
+            upload: None,
+            exchange: None,
+            http1: true,
+            waits: false,
+            left: 0,
+            patience: Duration::ZERO,
+            stall: None,
+        }
+    }
+
+    /// How the upload is going; `None` for a request without a body.
+    pub(super) fn upload(&self) -> Option<Arc<Upload>> {
+        self.upload.clone()
+    }
+
+    fn fail(&mut self, fault: UploadFault) -> Poll<Option<Result<Frame<Bytes>, UploadFault>>> {
+        if let Some(upload) = &self.upload {
+            upload.fail(fault);
+        }
+        if self.http1
+            && let Some(exchange) = &self.exchange
+        {
+            exchange.activity().leave_body_unread();
+        }
+        self.incoming = None;
+        Poll::Ready(Some(Err(fault)))
+    }
+}
+
+impl HttpBody for RequestBody {
+    type Data = Bytes;
+    type Error = UploadFault;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UploadFault>>> {
+        let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
+        match Pin::new(incoming).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                self.stall = None;
+                if let Some(upload) = &self.upload {
+                    upload.frames.fetch_add(1, Ordering::Relaxed);
+                }
+                if let Some(data) = frame.data_ref() {
+                    let length = data.len() as u64;
+                    match self.left.checked_sub(length) {
+                        Some(left) => self.left = left,
+                        None => return self.fail(UploadFault::TooLarge),
+                    }
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(_))) => self.fail(UploadFault::Broken),
+            Poll::Ready(None) => {
+                self.incoming = None;
+                self.exchange = None;
+                Poll::Ready(None)
+            }
+            Poll::Pending => {
+                let patience = self.patience;
+                let stall =
+                    self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+                if stall.as_mut().poll(cx).is_ready() {
+                    return self.fail(UploadFault::Stalled);
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        let Some(incoming) = self.incoming.take().filter(|body| !body.is_end_stream()) else {
+            return;
+        };
+        if !self.http1 {
+            return;
+        }
+        let exchange = self.exchange.take();
+        // A client that waits to be asked must not be, or it would send the
+        // body for nothing.
+        let small = incoming.size_hint().exact().is_some_and(|length| length <= DRAINED_BYTES);
+        if small && !self.waits {
+            spawn_local(async move {
+                // Whatever comes of it, the connection sees it too.
+                let _ = tokio::time::timeout(DRAIN_TIME, drain(incoming)).await;
+                drop(exchange);
+            });
+        } else if let Some(exchange) = exchange {
+            exchange.activity().leave_body_unread();
+        }
+    }
+}
+
+async fn drain(mut incoming: Incoming) {
+    while let Some(Ok(_)) = incoming.frame().await {}
+}
+
+impl Upload {
+    fn fail(&self, fault: UploadFault) {
+        let code = match fault {
+            UploadFault::Broken => 1,
+            UploadFault::TooLarge => 2,
+            UploadFault::Stalled => 3,
+        };
+        self.fault.store(code, Ordering::Relaxed);
+    }
+
+    /// What the client did wrong, if it did.
+    pub(super) fn fault(&self) -> Option<UploadFault> {
+        match self.fault.load(Ordering::Relaxed) {
+            1 => Some(UploadFault::Broken),
+            2 => Some(UploadFault::TooLarge),
+            3 => Some(UploadFault::Stalled),
+            _ => None,
+        }
+    }
+
+    /// How many pieces have come.
+    pub(super) fn frames(&self) -> u64 {
+        self.frames.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Display for UploadFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Broken => "the request's body broke off",
+            Self::TooLarge => "the request's body is too large",
+            Self::Stalled => "the request's body stopped coming",
+        })
+    }
+}
+
+impl StdError for UploadFault {}
+
+impl Body {
+    /// The upstream's body. `lease` is kept until it has ended.
+    pub(super) fn upstream(incoming: Incoming, lease: Option<Lease>) -> Self {
+        Self { content: Content::Upstream { incoming, ended: false, lease }, exchange: None }
+    }
+
+    /// Keeps `exchange` running until the body is gone.
+    pub(super) fn hold(&mut self, exchange: Exchange) {
+        self.exchange = Some(exchange);
+    }
+}
+
+impl From<Bytes> for Body {
+    fn from(bytes: Bytes) -> Self {
+        Self { content: Content::Own(bytes), exchange: None }
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match &mut self.content {
+            Content::Own(bytes) => {
+                let bytes = std::mem::take(bytes);
+                Poll::Ready((!bytes.is_empty()).then(|| Ok(Frame::data(bytes))))
+            }
+            Content::Upstream { incoming, ended, .. } => {
+                let polled = Pin::new(incoming).poll_frame(cx);
+                *ended |= match &polled {
+                    Poll::Ready(Some(Ok(frame))) => frame.is_trailers(),
+                    Poll::Ready(None) => true,
+                    Poll::Ready(Some(Err(_))) | Poll::Pending => false,
+                };
+                polled
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.content {
+            Content::Own(bytes) => bytes.is_empty(),
+            Content::Upstream { incoming, .. } => incoming.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Own(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Content::Upstream { incoming, .. } => incoming.size_hint(),
+        }
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if let Content::Upstream { incoming, ended, lease } = &mut self.content
+            && (*ended || incoming.is_end_stream())
+            && let Some(lease) = lease.take()
+        {
+            lease.give_back();
+        }
+    }
+}

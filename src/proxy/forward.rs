@@ -1,0 +1,165 @@
+//! Forwarding: a request becomes one of our own to the upstream, and its answer
+//! one of our own to the client.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use http::header::HOST;
+use http::uri::{self, PathAndQuery, Scheme, Uri};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, Version};
+use http_body::Body as _;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tower::Service;
+
+use super::body::{Body, RequestBody};
+use super::client::Trust;
+use super::headers::{self, BodyShape, Peer};
+use super::limit::Admission;
+use super::metrics::Metrics;
+use super::request::needs_http2;
+use super::response::{Asker, GatewayFault, Problem};
+use super::upstream::Upstream;
+use super::worker::OpenConnection;
+use crate::runtime::{Drain, Stage, spawn_local};
+
+/// Sends the requests of one client connection to the upstream.
+#[derive(Clone)]
+pub(super) struct Forward {
+    shared: Rc<Shared>,
+    peer: Rc<Peer>,
+    /// Keeps the connection counted for as long as anything of it is left.
+    open: Rc<OpenConnection>,
+}
+
+/// What all connections of a thread share.
+pub(super) struct Shared {
+    pub(super) upstream: Rc<Upstream>,
+    pub(super) trust: Trust,
+    pub(super) metrics: Metrics,
+    pub(super) drain: Drain,
+    /// What stands in `Host` when a client of HTTP/1.0 sent none.
+    pub(super) default_host: HeaderValue,
+    /// Whether a limit looks at this field.
+    pub(super) is_keyed: Box<dyn Fn(&HeaderName) -> bool>,
+}
+
+impl Forward {
+    pub(super) const fn new(shared: Rc<Shared>, peer: Rc<Peer>, open: Rc<OpenConnection>) -> Self {
+        Self { shared, peer, open }
+    }
+}
+
+impl Service<Request<RequestBody>> for Forward {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>>>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
+        let this = self.clone();
+        Box::pin(async move {
+            let asker = Asker::new(request.method(), request.headers());
+            let answer = this.forward(request).await;
+            Ok(answer.unwrap_or_else(|problem| problem.answer(&asker)))
+        })
+    }
+}
+
+impl Forward {
+    async fn forward(&self, request: Request<RequestBody>) -> Result<Response<Body>, Problem> {
+        let Self { shared, peer, open } = self;
+        let (mut parts, body) = request.into_parts();
+        let admission = parts.extensions.remove::<Admission>();
+        let http2 = needs_http2(&parts);
+        let shape =
+            BodyShape { empty: body.is_end_stream(), exact: body.size_hint().exact().is_some() };
+        let upgrade = if shape.empty && headers::asks_for_websocket(&parts) {
+            parts.extensions.remove::<OnUpgrade>()
+        } else {
+            None
+        };
+        let client = client_ip(shared, peer, &parts);
+        headers::prepare_request(&mut parts.headers, parts.version, shape, &*shared.is_keyed);
+        if !parts.headers.contains_key(HOST) {
+            parts.headers.insert(HOST, shared.default_host.clone());
+        }
+        if headers::set_forwarding(&mut parts.headers, peer, client) {
+            shared.metrics.ignored_forwarding.inc();
+        }
+        if upgrade.is_some() {
+            headers::insert_websocket(&mut parts.headers);
+        }
+
+        let (response, lease) = if http2 {
+            parts.version = Version::HTTP_2;
+            to_absolute_form(&mut parts)?;
+            let request = Request::from_parts(parts, body);
+            shared.upstream.send_http2(request, admission.as_ref()).await?
+        } else {
+            parts.version = Version::HTTP_11;
+            let request = Request::from_parts(parts, body);
+            shared.upstream.send_http1(request, admission.as_ref()).await?
+        };
+
+        let (mut parts, incoming) = response.into_parts();
+        if parts.status == StatusCode::SWITCHING_PROTOCOLS {
+            let theirs = parts.extensions.remove::<OnUpgrade>();
+            let (Some(ours), Some(theirs), true) =
+                (upgrade, theirs, headers::agrees_to_websocket(&parts.headers))
+            else {
+                return Err(Problem::BadGateway(GatewayFault::UnaskedUpgrade));
+            };
+            headers::prepare_response(&mut parts.headers);
+            headers::insert_websocket(&mut parts.headers);
+            bridge(ours, theirs, Rc::clone(open), shared.drain.clone());
+            return Ok(Response::from_parts(parts, Body::from(bytes::Bytes::new())));
+        }
+        headers::prepare_response(&mut parts.headers);
+        Ok(Response::from_parts(parts, Body::upstream(incoming, lease)))
+    }
+}
+
+/// Passes on what either side of a WebSocket sends, until one has enough or the
+/// time to drain is up.
+fn bridge(ours: OnUpgrade, theirs: OnUpgrade, open: Rc<OpenConnection>, drain: Drain) {
+    spawn_local(async move {
+        let copying = async {
+            let (ours, theirs) = (ours.await?, theirs.await?);
+            let (mut ours, mut theirs) = (TokioIo::new(ours), TokioIo::new(theirs));
+            Ok::<_, Box<dyn std::error::Error>>(
+                tokio::io::copy_bidirectional(&mut ours, &mut theirs).await?,
+            )
+        };
+        tokio::select! {
+            result = copying => if let Err(error) = result {
+                tracing::debug!(%error, "an upgraded connection ended");
+            },
+            () = drain.reached(Stage::Aborting) => {}
+        }
+        drop(open);
+    });
+}
+
+fn client_ip(shared: &Shared, peer: &Peer, parts: &http::request::Parts) -> IpAddr {
+    if peer.trusted { shared.trust.client(peer.ip, &parts.headers).ip() } else { peer.ip }
+}
+
+/// HTTP/2 names scheme and authority in the target.
+fn to_absolute_form(parts: &mut http::request::Parts) -> Result<(), Problem> {
+    let mut target = uri::Parts::default();
+    target.scheme = Some(Scheme::HTTP);
+    target.authority = parts.headers.get(HOST).and_then(|host| host.to_str().ok()?.parse().ok());
+    target.path_and_query = parts.uri.path_and_query().cloned();
+    target.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
+    parts.uri =
+        Uri::from_parts(target).map_err(|_| Problem::BadRequest("the target is not a path"))?;
+    Ok(())
+}

@@ -1,0 +1,252 @@
+//! What the proxy counts. Labels hold configured names only, never a word of a
+//! client's.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::{MetricType, TypedMetric};
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::limiter::{self, LimitSet};
+
+/// The proxy's metrics; clones count into the same numbers.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    checks: Family<CheckLabels, Counter>,
+    outcomes: [Counter; Outcome::ALL.len()],
+    upstream_duration: DurationHistogram,
+    pub(super) ignored_forwarding: Counter,
+    pub(super) refunds: Counter,
+    pub(super) accept_errors: Counter,
+    pub(super) connections: Gauge,
+}
+
+/// What became of an HTTP request, or of a connection that never got to send one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The upstream answered.
+    Forwarded,
+    /// A limit refused it.
+    Limited,
+    /// It was the client's fault.
+    Rejected,
+    /// The upstream could not be reached, failed or took too long.
+    UpstreamFailed,
+    /// There were too many connections.
+    Overloaded,
+    /// The client went away before there was an answer.
+    Cancelled,
+}
+
+/// What one limit made of its requests.
+#[derive(Clone, Debug)]
+pub(super) struct LimitMetrics {
+    admitted: Counter,
+    refused: Counter,
+    shadow_refused: Counter,
+    not_charged: Counter,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CheckLabels {
+    limit: String,
+    verdict: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    outcome: &'static str,
+}
+
+impl Outcome {
+    const ALL: [Self; 6] = [
+        Self::Forwarded,
+        Self::Limited,
+        Self::Rejected,
+        Self::UpstreamFailed,
+        Self::Overloaded,
+        Self::Cancelled,
+    ];
+
+    /// The value of the label `outcome`.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Forwarded => "forwarded",
+            Self::Limited => "limited",
+            Self::Rejected => "rejected",
+            Self::UpstreamFailed => "upstream_failed",
+            Self::Overloaded => "overloaded",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl Metrics {
+    /// Registers everything, with a sample for each of `limits` and each verdict.
+    pub fn register(registry: &mut Registry, limits: &LimitSet) -> Self {
+        let outcomes = Family::<OutcomeLabels, Counter>::default();
+        let metrics = Self {
+            checks: Family::default(),
+            outcomes: Outcome::ALL.map(|outcome| {
+                outcomes.get_or_create_owned(&OutcomeLabels { outcome: outcome.label() })
+            }),
+            upstream_duration: DurationHistogram::default(),
+            ignored_forwarding: Counter::default(),
+            refunds: Counter::default(),
+            accept_errors: Counter::default(),
+            connections: Gauge::default(),
+        };
+        registry.register(
+            "tidegate_requests",
+            "Checks of requests against limits, one for each request and limit that applies to it",
+            metrics.checks.clone(),
+        );
+        registry.register("tidegate_http_requests", "Requests by what became of them", outcomes);
+        registry.register_with_unit(
+            "tidegate_upstream_duration",
+            "Time from handing a request to the upstream to the head of its answer",
+            Unit::Seconds,
+            metrics.upstream_duration.clone(),
+        );
+        registry.register(
+            "tidegate_forwarding_ignored",
+            "Requests whose X-Forwarded-For or Forwarded was ignored since the peer is not trusted",
+            metrics.ignored_forwarding.clone(),
+        );
+        registry.register(
+            "tidegate_refunds",
+            "Requests that were admitted, never reached the upstream, and got their tokens back",
+            metrics.refunds.clone(),
+        );
+        registry.register(
+            "tidegate_accept_errors",
+            "Failures to accept a connection",
+            metrics.accept_errors.clone(),
+        );
+        registry.register(
+            "tidegate_connections",
+            "Open client connections",
+            metrics.connections.clone(),
+        );
+        for (_, limit) in limits.iter() {
+            metrics.limit(limit.name());
+        }
+        metrics
+    }
+
+    /// The counters of the limit called `name`, made if they do not exist.
+    pub(super) fn limit(&self, name: &str) -> LimitMetrics {
+        let counter = |verdict| {
+            self.checks.get_or_create_owned(&CheckLabels { limit: name.to_owned(), verdict })
+        };
+        LimitMetrics {
+            admitted: counter("admitted"),
+            refused: counter("refused"),
+            shadow_refused: counter("shadow_refused"),
+            not_charged: counter("not_charged"),
+        }
+    }
+
+    /// Counts a request.
+    pub(super) fn count(&self, outcome: Outcome) {
+        self.outcomes[outcome as usize].inc();
+    }
+
+    /// Records how long the upstream took.
+    pub(super) fn upstream_took(&self, duration: Duration) {
+        self.upstream_duration.observe(duration);
+    }
+}
+
+impl LimitMetrics {
+    /// Counts a check.
+    pub(super) fn count(&self, outcome: limiter::Outcome) {
+        match outcome {
+            limiter::Outcome::Admitted => &self.admitted,
+            limiter::Outcome::Refused => &self.refused,
+            limiter::Outcome::NotCharged => &self.not_charged,
+            limiter::Outcome::ShadowRefused => &self.shadow_refused,
+        }
+        .inc();
+    }
+}
+
+/// Upper bounds of the duration buckets, in microseconds.
+const BOUNDS_US: [u64; 16] = [
+    250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
+    2_500_000, 5_000_000, 10_000_000, 30_000_000,
+];
+
+/// A histogram of durations without a lock: every request passes here.
+#[derive(Clone, Debug, Default)]
+struct DurationHistogram(Arc<DurationBuckets>);
+
+#[derive(Debug, Default)]
+struct DurationBuckets {
+    sum_us: AtomicU64,
+    /// One for each bound, and one for what is above them all.
+    counts: [AtomicU64; BOUNDS_US.len() + 1],
+}
+
+impl DurationHistogram {
+    fn observe(&self, duration: Duration) {
+        let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS_US.partition_point(|bound| *bound < micros);
+        self.0.sum_us.fetch_add(micros, Ordering::Relaxed);
+        self.0.counts[bucket].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl TypedMetric for DurationHistogram {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+impl EncodeMetric for DurationHistogram {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
+        let counts = self.0.counts.iter().map(|count| count.load(Ordering::Relaxed));
+        let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let sum = self.0.sum_us.load(Ordering::Relaxed) as f64 / 1e6;
+        encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Self::TYPE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_is_exported_from_the_start() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry, &LimitSet::default());
+        metrics.limit("per-client").count(limiter::Outcome::Refused);
+        metrics.count(Outcome::Limited);
+        metrics.upstream_took(Duration::from_micros(250));
+        metrics.upstream_took(Duration::from_secs(3600));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "tidegate_requests_total{limit=\"per-client\",verdict=\"refused\"} 1",
+            "tidegate_requests_total{limit=\"per-client\",verdict=\"admitted\"} 0",
+            "tidegate_http_requests_total{outcome=\"limited\"} 1",
+            "tidegate_http_requests_total{outcome=\"cancelled\"} 0",
+            "tidegate_upstream_duration_seconds_bucket{le=\"0.00025\"} 1",
+            "tidegate_upstream_duration_seconds_bucket{le=\"30.0\"} 1",
+            "tidegate_upstream_duration_seconds_bucket{le=\"+Inf\"} 2",
+            "tidegate_upstream_duration_seconds_count 2",
+            "tidegate_refunds_total 0",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+    }
+}

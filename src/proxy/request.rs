@@ -1,0 +1,333 @@
+//! What a request head must be before anything is decided about it: one valid
+//! host, a method that a proxy may pass on, a framing that it understands.
+//! A request that fails here reaches neither a limit nor the upstream.
+
+use std::borrow::Cow;
+
+use http::header::{
+    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, EXPECT, HOST, ORIGIN, TRANSFER_ENCODING,
+};
+use http::request::Parts;
+use http::uri::{self, PathAndQuery, Uri};
+use http::{HeaderName, HeaderValue, Method, Version};
+
+use super::response::Problem;
+use crate::limiter::{self, Attributes, Client};
+
+/// A request as rules see it.
+#[derive(Debug)]
+pub struct HttpRequest<'a> {
+    parts: &'a Parts,
+    path: Cow<'a, [u8]>,
+    host: Cow<'a, str>,
+    client: Client,
+}
+
+impl<'a> HttpRequest<'a> {
+    /// The request with the head `parts`, sent on behalf of `client`.
+    pub fn new(parts: &'a Parts, client: Client) -> Self {
+        let host = parts
+            .uri
+            .authority()
+            .map(uri::Authority::as_str)
+            .or_else(|| parts.headers.get(HOST).and_then(|host| host.to_str().ok()))
+            .map_or("", without_port);
+        let host = if host.bytes().any(|b| b.is_ascii_uppercase()) {
+            Cow::Owned(host.to_ascii_lowercase())
+        } else {
+            Cow::Borrowed(host)
+        };
+        Self { parts, path: limiter::normalise(parts.uri.path().as_bytes()), host, client }
+    }
+}
+
+impl Attributes for HttpRequest<'_> {
+    fn method(&self) -> &str {
+        self.parts.method.as_str()
+    }
+
+    fn path(&self) -> &[u8] {
+        &self.path
+    }
+
+    fn host(&self) -> &str {
+        &self.host
+    }
+
+    fn client(&self) -> Client {
+        self.client
+    }
+
+    fn header(&self, name: &str, each: &mut dyn FnMut(&[u8])) {
+        for value in self.parts.headers.get_all(name) {
+            each(value.as_bytes());
+        }
+    }
+
+    fn query(&self) -> &str {
+        self.parts.uri.query().unwrap_or("")
+    }
+}
+
+/// Whether a browser asks if it may send another request, which no limit counts.
+pub(super) fn is_preflight(parts: &Parts) -> bool {
+    parts.method == Method::OPTIONS
+        && parts.headers.contains_key(ORIGIN)
+        && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+/// Whether the caller speaks gRPC, in any of its forms.
+pub(super) fn is_grpc(content_type: Option<&HeaderValue>) -> bool {
+    const GRPC: &[u8] = b"application/grpc";
+    content_type
+        .and_then(|value| value.as_bytes().get(..GRPC.len()))
+        .is_some_and(|start| start.eq_ignore_ascii_case(GRPC))
+}
+
+/// Whether the request needs an upstream that speaks HTTP/2: gRPC, but not
+/// gRPC-Web, which was made for HTTP/1.
+pub(super) fn needs_http2(parts: &Parts) -> bool {
+    let content_type = parts.headers.get(CONTENT_TYPE);
+    parts.version == Version::HTTP_2
+        && is_grpc(content_type)
+        && content_type
+            .is_some_and(|value| matches!(value.as_bytes().get(16), None | Some(b'+' | b';')))
+}
+
+/// Checks a request head and brings it into the one form in which it is decided
+/// about and forwarded: the authority in `Host`, the target in origin form.
+///
+/// # Errors
+/// The problem to answer with.
+pub(super) fn admit(parts: &mut Parts, max_body: Option<u64>) -> Result<(), Problem> {
+    // A proxy that passed these on would become a tunnel or a mirror.
+    if parts.method == Method::CONNECT || parts.method == Method::TRACE {
+        return Err(Problem::MethodNotAllowed);
+    }
+    check_host(parts)?;
+    check_framing(parts, max_body)?;
+    if parts
+        .headers
+        .get_all(EXPECT)
+        .iter()
+        .any(|v| !v.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+    {
+        return Err(Problem::ExpectationFailed);
+    }
+    to_origin_form(parts)
+}
+
+fn check_host(parts: &mut Parts) -> Result<(), Problem> {
+    let mut lines = parts.headers.get_all(HOST).iter();
+    let host = lines.next();
+    if lines.next().is_some() {
+        return Err(Problem::BadRequest("more than one Host field"));
+    }
+    if host.is_some_and(|host| !is_valid_host(host.as_bytes())) {
+        return Err(Problem::BadRequest("the Host field is not a host"));
+    }
+    let authority = parts.uri.authority();
+    if authority.is_some_and(|authority| !is_valid_host(authority.as_str().as_bytes())) {
+        return Err(Problem::BadRequest("the target is not a host"));
+    }
+    match (authority, host) {
+        // An absolute target overrides Host (RFC 9112 section 3.2.2); in HTTP/2
+        // the two must be the same (RFC 9113 section 8.3.1).
+        (Some(authority), Some(host)) => {
+            let same = host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes());
+            if same {
+                return Ok(());
+            }
+            if parts.version == Version::HTTP_2 {
+                return Err(Problem::BadRequest("Host and :authority differ"));
+            }
+        }
+        (Some(_), None) if parts.version == Version::HTTP_2 => {}
+        (None, Some(_)) => return Ok(()),
+        // HTTP/1.0 knows no Host; the upstream's own name will do.
+        (Some(_) | None, None) if parts.version == Version::HTTP_10 => {}
+        (Some(_) | None, None) => return Err(Problem::BadRequest("no Host field")),
+    }
+    if let Some(authority) = authority {
+        let value = HeaderValue::from_str(authority.as_str())
+            .map_err(|_| Problem::BadRequest("the target is not a host"))?;
+        parts.headers.insert(HOST, value);
+    }
+    Ok(())
+}
+
+/// A registered name, an IPv4 or a bracketed IPv6 address, and maybe a port.
+/// Stricter than RFC 3986: what separates lists or names users is no host.
+fn is_valid_host(host: &[u8]) -> bool {
+    let is_port = |port: &[u8]| port.len() <= 5 && port.iter().all(u8::is_ascii_digit);
+    if let Some(rest) = host.strip_prefix(b"[") {
+        let Some(end) = rest.iter().position(|b| *b == b']') else { return false };
+        let address = &rest[..end];
+        let after = &rest[end + 1..];
+        return !address.is_empty()
+            && address.iter().all(|b| b.is_ascii_hexdigit() || matches!(b, b':' | b'.'))
+            && (after.is_empty() || after.strip_prefix(b":").is_some_and(is_port));
+    }
+    let mut halves = host.splitn(2, |b| *b == b':');
+    let name = halves.next().unwrap_or_default();
+    !name.is_empty()
+        && name.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~'))
+        && halves.next().is_none_or(is_port)
+}
+
+fn without_port(host: &str) -> &str {
+    let end_of_name = host.rfind(']').map_or(0, |at| at + 1);
+    match host[end_of_name..].find(':') {
+        Some(colon) => &host[..end_of_name + colon],
+        None => host,
+    }
+}
+
+fn check_framing(parts: &Parts, max_body: Option<u64>) -> Result<(), Problem> {
+    let mut codings = parts
+        .headers
+        .get_all(TRANSFER_ENCODING)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|b| *b == b','))
+        .map(<[u8]>::trim_ascii)
+        .filter(|coding| !coding.is_empty());
+    if let Some(coding) = codings.next()
+        && (!coding.eq_ignore_ascii_case(b"chunked") || codings.next().is_some())
+    {
+        return Err(Problem::NotImplemented("only the transfer coding chunked is supported"));
+    }
+    let declared = parts.headers.get(http::header::CONTENT_LENGTH);
+    let declared = declared.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if let (Some(declared), Some(max)) = (declared, max_body)
+        && declared > max
+    {
+        return Err(Problem::ContentTooLarge);
+    }
+    Ok(())
+}
+
+fn to_origin_form(parts: &mut Parts) -> Result<(), Problem> {
+    if parts.uri.scheme().is_none() && parts.uri.authority().is_none() {
+        return if parts.uri.path() == "*" && parts.method != Method::OPTIONS {
+            Err(Problem::BadRequest("only OPTIONS may have the target *"))
+        } else {
+            Ok(())
+        };
+    }
+    if parts.uri.scheme_str().is_some_and(|scheme| scheme != "http" && scheme != "https") {
+        return Err(Problem::BadRequest("the scheme of the target is not http"));
+    }
+    let target = parts.uri.path_and_query().cloned();
+    let target = target.unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let mut uri = uri::Parts::default();
+    uri.path_and_query = Some(target);
+    parts.uri =
+        Uri::from_parts(uri).map_err(|_| Problem::BadRequest("the target is not a path"))?;
+    Ok(())
+}
+
+/// Whether any limit looks at the field `name`.
+pub(super) fn is_keyed(limits: &limiter::LimitSet, name: &HeaderName) -> bool {
+    limits.iter().any(|(_, limit)| {
+        let rule = limit.rule();
+        let conditions = std::iter::once(&rule.condition).chain(&rule.exempt);
+        conditions.flat_map(|condition| &condition.headers).any(|(field, _)| field == name.as_str())
+            || rule.key.iter().any(|part| match part.source() {
+                limiter::Source::Header(field) => field == name.as_str(),
+                limiter::Source::Cookie(_)
+                | limiter::Source::ClientIp
+                | limiter::Source::Query(_)
+                | limiter::Source::Path
+                | limiter::Source::Method
+                | limiter::Source::Host => false,
+            })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::Request;
+
+    fn parts(version: Version, method: &str, uri: &str, fields: &[(&str, &str)]) -> Parts {
+        let mut request = Request::builder().version(version).method(method).uri(uri);
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn host_after(version: Version, uri: &str, fields: &[(&str, &str)]) -> Result<String, Problem> {
+        let mut parts = parts(version, "GET", uri, fields);
+        admit(&mut parts, None)?;
+        assert!(parts.uri.authority().is_none());
+        Ok(parts.headers.get(HOST).map_or("", |h| h.to_str().unwrap()).to_owned())
+    }
+
+    #[test]
+    fn hp_g8_exactly_one_valid_host() {
+        let h1 = |fields: &[(&str, &str)]| host_after(Version::HTTP_11, "/x", fields);
+        assert_eq!(h1(&[("host", "a.example:8080")]).unwrap(), "a.example:8080");
+        assert_eq!(h1(&[("host", "[::1]:80")]).unwrap(), "[::1]:80");
+        for bad in ["", "a b", "a,b", "a@b", "a:x", "[::1", "[]", "a/b", "a:80:80", "a:123456"] {
+            assert!(matches!(h1(&[("host", bad)]), Err(Problem::BadRequest(_))), "{bad}");
+        }
+        assert!(h1(&[]).is_err());
+        assert!(h1(&[("host", "a"), ("host", "a")]).is_err());
+        assert_eq!(host_after(Version::HTTP_10, "/x", &[]).unwrap(), "");
+    }
+
+    #[test]
+    fn an_absolute_target_is_the_host() {
+        let absolute = "http://real.example/x?y";
+        let fields = [("host", "other.example")];
+        assert_eq!(host_after(Version::HTTP_11, absolute, &fields).unwrap(), "real.example");
+        assert_eq!(host_after(Version::HTTP_2, absolute, &[]).unwrap(), "real.example");
+        assert!(host_after(Version::HTTP_2, absolute, &fields).is_err());
+        assert!(host_after(Version::HTTP_11, absolute, &[]).is_err());
+    }
+
+    #[test]
+    fn what_a_proxy_must_not_forward_is_refused() {
+        let host = ("host", "a");
+        let check = |method, uri, fields: &[(&str, &str)]| {
+            admit(&mut parts(Version::HTTP_11, method, uri, fields), Some(10))
+        };
+        assert!(matches!(check("CONNECT", "a:443", &[host]), Err(Problem::MethodNotAllowed)));
+        assert!(matches!(check("TRACE", "/", &[host]), Err(Problem::MethodNotAllowed)));
+        check("OPTIONS", "*", &[host]).unwrap();
+        assert!(check("GET", "*", &[host]).is_err());
+        let coding = ("transfer-encoding", "gzip, chunked");
+        assert!(matches!(check("POST", "/", &[host, coding]), Err(Problem::NotImplemented(_))));
+        check("POST", "/", &[host, ("transfer-encoding", "Chunked")]).unwrap();
+        let large = ("content-length", "11");
+        assert!(matches!(check("POST", "/", &[host, large]), Err(Problem::ContentTooLarge)));
+        let expect = ("expect", "200-maybe");
+        assert!(matches!(check("POST", "/", &[host, expect]), Err(Problem::ExpectationFailed)));
+    }
+
+    #[test]
+    fn rules_see_the_host_without_port_and_in_lower_case() {
+        let client = Client::new([127, 0, 0, 1].into(), 64);
+        for (host, seen) in [("A.Example:80", "a.example"), ("[::1]:80", "[::1]"), ("b", "b")] {
+            let parts = parts(Version::HTTP_11, "GET", "/x/../y?q=1", &[("host", host)]);
+            let request = HttpRequest::new(&parts, client);
+            assert_eq!(request.host(), seen);
+            assert_eq!((request.path(), request.query()), (b"/y".as_slice(), "q=1"));
+        }
+    }
+
+    #[test]
+    fn grpc_is_told_from_its_relative_for_browsers() {
+        for (version, content_type, expected) in [
+            (Version::HTTP_2, "application/grpc", true),
+            (Version::HTTP_2, "application/grpc+proto", true),
+            (Version::HTTP_2, "application/grpc-web", false),
+            (Version::HTTP_2, "application/json", false),
+            (Version::HTTP_11, "application/grpc", false),
+        ] {
+            let parts = parts(version, "POST", "/", &[("content-type", content_type)]);
+            assert_eq!(needs_http2(&parts), expected, "{content_type}");
+        }
+    }
+}

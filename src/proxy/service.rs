@@ -1,0 +1,157 @@
+//! The service at the edge: what every request of a client connection passes
+//! first, and every answer last.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Response, Version};
+use hyper::body::Incoming;
+use pin_project_lite::pin_project;
+use tower::util::{Oneshot, ServiceExt};
+
+use super::body::{Body, RequestBody};
+use super::connection::{Activity, Exchange};
+use super::metrics::{Metrics, Outcome};
+use super::request::admit;
+use super::response::{Asker, Synthetic};
+use super::worker::Leaving;
+use crate::runtime::Stage;
+
+/// Checks the requests of one connection, hands the good ones to `inner`, and
+/// ends the connection when it has to end.
+pub(super) struct Edge<S> {
+    pub(super) inner: S,
+    pub(super) activity: Arc<Activity>,
+    pub(super) settings: Rc<EdgeSettings>,
+}
+
+/// What the edges of all connections have in common.
+pub(super) struct EdgeSettings {
+    pub(super) max_body: Option<u64>,
+    /// How long a request's body may pause.
+    pub(super) patience: Duration,
+    pub(super) leaving: Rc<Leaving>,
+    pub(super) metrics: Metrics,
+}
+
+impl<S> hyper::service::Service<Request<Incoming>> for Edge<S>
+where
+    S: tower::Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible> + Clone,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = EdgeFuture<S>;
+
+    fn call(&self, request: Request<Incoming>) -> EdgeFuture<S> {
+        let exchange = self.activity.begin();
+        let settings = &self.settings;
+        let (mut parts, incoming) = request.into_parts();
+        let version = parts.version;
+        let body = RequestBody::new(
+            incoming,
+            &parts.headers,
+            version,
+            &exchange,
+            settings.max_body,
+            settings.patience,
+        );
+        let step = match admit(&mut parts, settings.max_body) {
+            Ok(()) => {
+                let request = Request::from_parts(parts, body);
+                Step::Inner { future: self.inner.clone().oneshot(request) }
+            }
+            Err(problem) => {
+                drop(body);
+                let asker = Asker::new(&parts.method, &parts.headers);
+                Step::Answered { response: Some(problem.answer(&asker)) }
+            }
+        };
+        let watch = Watch { metrics: settings.metrics.clone(), answered: false };
+        EdgeFuture {
+            step,
+            exchange: Some(exchange),
+            settings: Rc::clone(settings),
+            http1: version < Version::HTTP_2,
+            watch,
+        }
+    }
+}
+
+pin_project! {
+    /// The future of [`Edge`].
+    pub(super) struct EdgeFuture<S>
+    where
+        S: tower::Service<Request<RequestBody>>,
+    {
+        #[pin]
+        step: Step<S>,
+        exchange: Option<Exchange>,
+        settings: Rc<EdgeSettings>,
+        http1: bool,
+        watch: Watch,
+    }
+}
+
+pin_project! {
+    #[project = StepProjected]
+    enum Step<S>
+    where
+        S: tower::Service<Request<RequestBody>>,
+    {
+        Answered { response: Option<Response<Body>> },
+        Inner { #[pin] future: Oneshot<S, Request<RequestBody>> },
+    }
+}
+
+/// Counts a request whose client went away before it was answered.
+struct Watch {
+    metrics: Metrics,
+    answered: bool,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.metrics.count(Outcome::Cancelled);
+        }
+    }
+}
+
+impl<S> Future for EdgeFuture<S>
+where
+    S: tower::Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible>,
+{
+    type Output = Result<Response<Body>, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let mut response = match this.step.project() {
+            StepProjected::Answered { response } => match response.take() {
+                Some(response) => response,
+                // Polled again after it was done.
+                None => return Poll::Pending,
+            },
+            StepProjected::Inner { future } => match ready!(future.poll(cx)) {
+                Ok(response) => response,
+            },
+        };
+        let synthetic = response.extensions_mut().remove::<Synthetic>();
+        this.watch.answered = true;
+        this.watch.metrics.count(synthetic.map_or(Outcome::Forwarded, |made| made.0));
+        if let Some(exchange) = this.exchange.take() {
+            let leaving = this.settings.leaving.stage() >= Stage::Announcing;
+            let upgraded = response.status() == http::StatusCode::SWITCHING_PROTOCOLS;
+            if *this.http1 && !upgraded && (leaving || exchange.activity().has_unread_body()) {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            response.body_mut().hold(exchange);
+        }
+        Poll::Ready(Ok(response))
+    }
+}

@@ -1,0 +1,391 @@
+//! The way to the upstream: one set of connections for each thread, HTTP/1.1 for
+//! most requests and one shared HTTP/2 connection for gRPC.
+//!
+//! A connection that was idle may be dead before this side has noticed. A
+//! request that was not written to it, or that could be sent twice without harm
+//! (an idempotent method without a body), is tried once more on a fresh one.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use http::{Method, Request, Response, Version};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use hyper::client::conn::{TrySendError, http1, http2};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::body::{RequestBody, Upload, UploadFault};
+use super::config::{self, Timeouts};
+use super::limit::Admission;
+use super::metrics::Metrics;
+use super::response::{GatewayFault, Problem};
+use super::worker::LocalExecutor;
+use crate::runtime::spawn_local;
+use crate::time::{Clock, Timestamp};
+
+/// Connections a thread keeps open for later.
+const MAX_IDLE: usize = 256;
+/// How long it keeps them: less than the keep-alive time of usual servers, so
+/// that they rarely close a connection while a request is on its way.
+const KEEP_IDLE: Duration = Duration::from_secs(3);
+
+/// One thread's connections to the upstream.
+#[derive(Debug)]
+pub(super) struct Upstream {
+    target: Target,
+    timeouts: Timeouts,
+    clock: Clock,
+    metrics: Metrics,
+    /// The one used last is at the end and is used first.
+    idle: RefCell<Vec<Idle>>,
+    http2: RefCell<Option<http2::SendRequest<RequestBody>>>,
+}
+
+#[derive(Debug)]
+enum Target {
+    Address(SocketAddr),
+    Name(String),
+    Unix(std::path::PathBuf),
+}
+
+#[derive(Debug)]
+struct Idle {
+    sender: http1::SendRequest<RequestBody>,
+    since: Timestamp,
+}
+
+/// A connection in use. It goes back when the answer was read to its end, and is
+/// closed if this is dropped before.
+#[derive(Debug)]
+pub(super) struct Lease {
+    sender: http1::SendRequest<RequestBody>,
+    home: Weak<Upstream>,
+}
+
+/// An answer, and the connection it comes on unless that is shared.
+pub(super) type Answer = (Response<Incoming>, Option<Lease>);
+
+type SendResult = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>;
+
+impl Upstream {
+    pub(super) fn new(
+        target: &config::Upstream,
+        timeouts: Timeouts,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> Self {
+        let target = match target {
+            config::Upstream::Http { authority } => match authority.parse() {
+                Ok(address) => Target::Address(address),
+                Err(_) => Target::Name(authority.clone()),
+            },
+            config::Upstream::Unix(path) => Target::Unix(path.clone()),
+        };
+        Self {
+            target,
+            timeouts,
+            clock,
+            metrics,
+            idle: RefCell::default(),
+            http2: RefCell::default(),
+        }
+    }
+
+    /// Sends `request` over HTTP/1.1 and waits for the head of the answer.
+    ///
+    /// # Errors
+    /// The problem to answer the client with.
+    pub(super) async fn send_http1(
+        self: &Rc<Self>,
+        mut request: Request<RequestBody>,
+        admission: Option<&Admission>,
+    ) -> Result<Answer, Problem> {
+        let upload = request.body().upload();
+        if let Some(mut sender) = self.take_idle() {
+            let spare = spare(&request);
+            match self
+                .exchange(sender.try_send_request(request), upload.as_deref(), admission)
+                .await
+            {
+                Ok(response) => return Ok((response, Some(self.lease(sender)))),
+                Err(Failure::Unsent(unsent)) => request = *unsent,
+                Err(Failure::Sent(problem)) => match spare {
+                    Some(spare) if problem == Problem::BadGateway(GatewayFault::Closed) => {
+                        request = spare;
+                    }
+                    Some(_) | None => return Err(problem),
+                },
+            }
+        }
+        let mut sender = self.connect_http1().await?;
+        match self.exchange(sender.try_send_request(request), upload.as_deref(), admission).await {
+            Ok(response) => Ok((response, Some(self.lease(sender)))),
+            Err(failure) => Err(failure.into_problem()),
+        }
+    }
+
+    /// Sends `request` over the shared HTTP/2 connection and waits for the head
+    /// of the answer.
+    ///
+    /// # Errors
+    /// The problem to answer the client with.
+    pub(super) async fn send_http2(
+        &self,
+        mut request: Request<RequestBody>,
+        admission: Option<&Admission>,
+    ) -> Result<Answer, Problem> {
+        let upload = request.body().upload();
+        let open = self.http2.borrow().as_ref().filter(|sender| !sender.is_closed()).cloned();
+        if let Some(mut sender) = open
+            && sender.ready().await.is_ok()
+        {
+            match self
+                .exchange(sender.try_send_request(request), upload.as_deref(), admission)
+                .await
+            {
+                Ok(response) => return Ok((response, None)),
+                Err(Failure::Unsent(unsent)) => request = *unsent,
+                Err(Failure::Sent(problem)) => return Err(problem),
+            }
+        }
+        let mut sender = self.connect_http2().await?;
+        match self.exchange(sender.try_send_request(request), upload.as_deref(), admission).await {
+            Ok(response) => Ok((response, None)),
+            Err(failure) => Err(failure.into_problem()),
+        }
+    }
+
+    /// Closes what has been idle for too long.
+    pub(super) fn reap(&self) {
+        let now = self.clock.now();
+        self.idle.borrow_mut().retain(|idle| !idle.sender.is_closed() && is_young(idle, now));
+    }
+
+    /// Closes every idle connection.
+    pub(super) fn close_idle(&self) {
+        self.idle.borrow_mut().clear();
+        self.http2.borrow_mut().take();
+    }
+
+    fn take_idle(&self) -> Option<http1::SendRequest<RequestBody>> {
+        let mut idle = self.idle.borrow_mut();
+        if idle.is_empty() {
+            return None;
+        }
+        let now = self.clock.now();
+        let mut at = idle.len();
+        while at > 0 {
+            at -= 1;
+            let candidate = &idle[at];
+            if candidate.sender.is_closed() || !is_young(candidate, now) {
+                idle.remove(at);
+            } else if candidate.sender.is_ready() {
+                return Some(idle.remove(at).sender);
+            }
+        }
+        None
+    }
+
+    fn lease(self: &Rc<Self>, sender: http1::SendRequest<RequestBody>) -> Lease {
+        Lease { sender, home: Rc::downgrade(self) }
+    }
+
+    /// One attempt on one connection.
+    async fn exchange(
+        &self,
+        sending: impl Future<Output = SendResult>,
+        upload: Option<&Upload>,
+        admission: Option<&Admission>,
+    ) -> Result<Response<Incoming>, Failure> {
+        if let Some(admission) = admission {
+            admission.set_delivered(true);
+        }
+        let started = self.clock.now();
+        let mut sending = std::pin::pin!(sending);
+        let result = loop {
+            let frames = upload.map(Upload::frames);
+            match tokio::time::timeout(self.timeouts.response, sending.as_mut()).await {
+                Ok(result) => break result,
+                // The upstream need not answer what is still being said.
+                Err(_) if upload.map(Upload::frames) != frames => {}
+                Err(_) => return Err(Failure::Sent(Problem::ResponseTimeout)),
+            }
+        };
+        match result {
+            Ok(response) => {
+                self.metrics.upstream_took(self.clock.now().since(started));
+                Ok(response)
+            }
+            Err(mut error) => {
+                if let Some(fault) = upload.and_then(Upload::fault) {
+                    return Err(Failure::Sent(fault.into()));
+                }
+                if let Some(unsent) = error.take_message() {
+                    if let Some(admission) = admission {
+                        admission.set_delivered(false);
+                    }
+                    return Err(Failure::Unsent(Box::new(unsent)));
+                }
+                let error = error.into_error();
+                tracing::debug!(%error, "the upstream did not answer");
+                let fault = if error.is_parse() || error.is_parse_too_large() {
+                    GatewayFault::Protocol
+                } else {
+                    GatewayFault::Closed
+                };
+                Err(Failure::Sent(Problem::BadGateway(fault)))
+            }
+        }
+    }
+
+    async fn connect_http1(&self) -> Result<http1::SendRequest<RequestBody>, Problem> {
+        match self.connect().await? {
+            Stream::Tcp(io) => handshake_http1(io).await,
+            Stream::Unix(io) => handshake_http1(io).await,
+        }
+    }
+
+    async fn connect_http2(&self) -> Result<http2::SendRequest<RequestBody>, Problem> {
+        let sender = match self.connect().await? {
+            Stream::Tcp(io) => handshake_http2(io).await?,
+            Stream::Unix(io) => handshake_http2(io).await?,
+        };
+        *self.http2.borrow_mut() = Some(sender.clone());
+        Ok(sender)
+    }
+
+    async fn connect(&self) -> Result<Stream, Problem> {
+        let connecting = async {
+            match &self.target {
+                Target::Address(address) => TcpStream::connect(*address).await.map(Stream::Tcp),
+                Target::Name(name) => TcpStream::connect(name.as_str()).await.map(Stream::Tcp),
+                Target::Unix(path) => UnixStream::connect(path).await.map(Stream::Unix),
+            }
+        };
+        let connected = match tokio::time::timeout(self.timeouts.connect, connecting).await {
+            Ok(connected) => connected.and_then(Stream::without_delay),
+            Err(_) => return Err(Problem::ConnectTimeout),
+        };
+        connected.map_err(|error| {
+            tracing::debug!(%error, "the upstream cannot be reached");
+            Problem::BadGateway(GatewayFault::Unreachable)
+        })
+    }
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    fn without_delay(self) -> io::Result<Self> {
+        if let Self::Tcp(io) = &self {
+            io.set_nodelay(true)?;
+        }
+        Ok(self)
+    }
+}
+
+impl Lease {
+    /// Keeps the connection for another request.
+    pub(super) fn give_back(self) {
+        if let Some(home) = self.home.upgrade()
+            && !self.sender.is_closed()
+        {
+            let mut idle = home.idle.borrow_mut();
+            if idle.len() < MAX_IDLE {
+                let since = home.clock.now();
+                idle.push(Idle { sender: self.sender, since });
+            }
+        }
+    }
+}
+
+/// Why an attempt failed.
+enum Failure {
+    /// Nothing was written; the request is still here.
+    Unsent(Box<Request<RequestBody>>),
+    /// Something may have reached the upstream, or it is no use to try again.
+    Sent(Problem),
+}
+
+impl Failure {
+    fn into_problem(self) -> Problem {
+        match self {
+            Self::Unsent(_) => Problem::BadGateway(GatewayFault::Closed),
+            Self::Sent(problem) => problem,
+        }
+    }
+}
+
+impl From<UploadFault> for Problem {
+    fn from(fault: UploadFault) -> Self {
+        match fault {
+            UploadFault::Broken => Self::BadRequest("the request's content broke off"),
+            UploadFault::TooLarge => Self::ContentTooLarge,
+            UploadFault::Stalled => Self::RequestTimeout,
+        }
+    }
+}
+
+fn is_young(idle: &Idle, now: Timestamp) -> bool {
+    now.since(idle.since) < KEEP_IDLE
+}
+
+/// The same request again, if it may be sent twice.
+fn spare(request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
+    let idempotent = matches!(
+        *request.method(),
+        Method::GET | Method::HEAD | Method::OPTIONS | Method::PUT | Method::DELETE
+    );
+    if !idempotent || !request.body().is_end_stream() {
+        return None;
+    }
+    let mut copy = Request::new(RequestBody::empty());
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    *copy.version_mut() = Version::HTTP_11;
+    Some(copy)
+}
+
+async fn handshake_http1<T>(io: T) -> Result<http1::SendRequest<RequestBody>, Problem>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = http1::Builder::new()
+        .handshake(TokioIo::new(io))
+        .await
+        .map_err(|_| Problem::BadGateway(GatewayFault::Unreachable))?;
+    spawn_local(async move {
+        if let Err(error) = connection.with_upgrades().await {
+            tracing::debug!(%error, "a connection to the upstream ended");
+        }
+    });
+    Ok(sender)
+}
+
+async fn handshake_http2<T>(io: T) -> Result<http2::SendRequest<RequestBody>, Problem>
+where
+    T: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    // No pings: gRPC servers take frequent ones for an attack.
+    let (sender, connection) = http2::Builder::new(LocalExecutor)
+        .timer(TokioTimer::new())
+        .handshake(TokioIo::new(io))
+        .await
+        .map_err(|_| Problem::BadGateway(GatewayFault::Unreachable))?;
+    spawn_local(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "an HTTP/2 connection to the upstream ended");
+        }
+    });
+    Ok(sender)
+}

@@ -1,0 +1,410 @@
+//! One thread of the proxy: its own listening socket, its own connections to the
+//! upstream, and the client connections that the kernel gave it. Threads share
+//! nothing but the limiter, the metrics and the number of open connections.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use http::HeaderValue;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tower::Layer;
+
+use super::client::Trust;
+use super::config::{self, Config};
+use super::connection::{Activity, ClientStream, Watchdog, dismiss, linger};
+use super::forward::{Forward, Shared};
+use super::headers::Peer;
+use super::limit::{Enforcer, FindClient, RateLimitLayer};
+use super::metrics::{Metrics, Outcome};
+use super::request::is_keyed;
+use super::response::OVERLOADED;
+use super::service::{Edge, EdgeSettings};
+use super::upstream::Upstream;
+use crate::limiter::{Client, Companion};
+use crate::runtime::{Drain, Stage, spawn_local};
+use crate::time::Clock;
+
+/// Connections beyond the maximum that are told so at the same time; more are
+/// closed without a word.
+const MAX_DISMISSED: usize = 64;
+/// The pause after a first failure to accept; it doubles with every other.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Probes of the kernel find clients that vanished without a word.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
+/// How often idle connections to the upstream are looked through.
+const REAP_INTERVAL: Duration = Duration::from_secs(1);
+const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
+const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Streams that a client opened and reset before they were served. One more
+/// ends the connection, so that a flood of them costs next to nothing.
+const HTTP2_PENDING_RESETS: usize = 20;
+
+/// What a thread is made of, before it runs.
+pub(super) struct Worker<C: Companion> {
+    pub(super) listener: std::net::TcpListener,
+    pub(super) config: Arc<Config>,
+    pub(super) enforcer: Arc<Enforcer<C>>,
+    pub(super) clock: Clock,
+    pub(super) metrics: Metrics,
+    pub(super) open: Arc<AtomicUsize>,
+    pub(super) drain: Drain,
+}
+
+/// Runs futures on the current thread.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LocalExecutor;
+
+impl<F> hyper::rt::Executor<F> for LocalExecutor
+where
+    F: Future + 'static,
+{
+    fn execute(&self, future: F) {
+        spawn_local(async move {
+            drop(future.await);
+        });
+    }
+}
+
+/// A client connection that counts as open until the last part of it is gone.
+pub(super) struct OpenConnection {
+    everywhere: Arc<AtomicUsize>,
+    here: Rc<Here>,
+    metrics: Metrics,
+}
+
+/// How far the process is with leaving, as one thread knows it: a copy that costs
+/// no shared lock to look at.
+pub(super) struct Leaving {
+    stage: Cell<Stage>,
+    closing: Notify,
+}
+
+impl Leaving {
+    /// Follows `drain` from now on.
+    fn follow(drain: Drain) -> Rc<Self> {
+        let leaving = Rc::new(Self { stage: Cell::new(drain.stage()), closing: Notify::new() });
+        let follower = Rc::clone(&leaving);
+        spawn_local(async move {
+            for stage in [Stage::Announcing, Stage::Closing] {
+                drain.reached(stage).await;
+                follower.stage.set(drain.stage());
+            }
+            follower.closing.notify_waiters();
+        });
+        leaving
+    }
+
+    /// The present stage.
+    pub(super) fn stage(&self) -> Stage {
+        self.stage.get()
+    }
+
+    /// Waits until no new work is to be taken on.
+    async fn closing(&self) {
+        let closing = self.closing.notified();
+        if self.stage() < Stage::Closing {
+            closing.await;
+        }
+    }
+}
+
+/// The connections of one thread.
+#[derive(Default)]
+struct Here {
+    open: Cell<usize>,
+    none_left: Notify,
+}
+
+impl OpenConnection {
+    fn new(everywhere: &Arc<AtomicUsize>, here: &Rc<Here>, metrics: &Metrics) -> Self {
+        everywhere.fetch_add(1, Ordering::Relaxed);
+        here.open.set(here.open.get() + 1);
+        metrics.connections.inc();
+        Self { everywhere: Arc::clone(everywhere), here: Rc::clone(here), metrics: metrics.clone() }
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.everywhere.fetch_sub(1, Ordering::Relaxed);
+        self.metrics.connections.dec();
+        let left = self.here.open.get().saturating_sub(1);
+        self.here.open.set(left);
+        if left == 0 {
+            self.here.none_left.notify_waiters();
+        }
+    }
+}
+
+impl Here {
+    async fn drained(&self) {
+        loop {
+            let none_left = self.none_left.notified();
+            if self.open.get() == 0 {
+                return;
+            }
+            none_left.await;
+        }
+    }
+}
+
+/// Finds the clients of one connection.
+#[derive(Clone)]
+struct ClientsOf {
+    shared: Rc<Shared>,
+    peer: IpAddr,
+}
+
+impl FindClient for ClientsOf {
+    fn find(&self, parts: &http::request::Parts) -> Client {
+        self.shared.trust.client(self.peer, &parts.headers)
+    }
+}
+
+/// A running thread's means.
+struct Running<C: Companion> {
+    config: Arc<Config>,
+    enforcer: Arc<Enforcer<C>>,
+    clock: Clock,
+    metrics: Metrics,
+    everywhere: Arc<AtomicUsize>,
+    here: Rc<Here>,
+    dismissed: Rc<Cell<usize>>,
+    drain: Drain,
+    leaving: Rc<Leaving>,
+    shared: Rc<Shared>,
+    settings: Rc<EdgeSettings>,
+    builder: Rc<auto::Builder<LocalExecutor>>,
+}
+
+impl<C: Companion> Worker<C> {
+    /// Serves until the process is drained: accepts until it closes, then waits
+    /// for what is open, until it aborts. What is still open when this returns
+    /// ends with the thread.
+    pub(super) async fn run(self) {
+        let listener = match TcpListener::from_std(self.listener) {
+            Ok(listener) => listener,
+            Err(error) => {
+                tracing::error!(%error, "a listener cannot be used");
+                return;
+            }
+        };
+        let config = self.config;
+        let upstream = Rc::new(Upstream::new(
+            &config.upstream,
+            config.timeouts,
+            self.clock.clone(),
+            self.metrics.clone(),
+        ));
+        let limiter = Arc::clone(&self.enforcer);
+        let shared = Rc::new(Shared {
+            upstream: Rc::clone(&upstream),
+            trust: Trust::new(config.trusted_proxies.clone(), config.ipv6_prefix),
+            metrics: self.metrics.clone(),
+            drain: self.drain.clone(),
+            default_host: default_host(&config.upstream),
+            is_keyed: Box::new(move |name| is_keyed(&limiter.limiter().limits(), name)),
+        });
+        let leaving = Leaving::follow(self.drain.clone());
+        let running = Running {
+            builder: Rc::new(server(&config)),
+            settings: Rc::new(EdgeSettings {
+                max_body: config.max.body,
+                patience: config.timeouts.idle,
+                leaving: Rc::clone(&leaving),
+                metrics: self.metrics.clone(),
+            }),
+            leaving,
+            config,
+            enforcer: self.enforcer,
+            clock: self.clock,
+            metrics: self.metrics,
+            everywhere: self.open,
+            here: Rc::default(),
+            dismissed: Rc::default(),
+            drain: self.drain,
+            shared,
+        };
+        running.accept_all(listener).await;
+        tokio::select! {
+            () = running.here.drained() => {}
+            () = running.drain.reached(Stage::Aborting) => {}
+        }
+        upstream.close_idle();
+    }
+}
+
+impl<C: Companion> Running<C> {
+    async fn accept_all(&self, listener: TcpListener) {
+        let mut closing = pin!(self.drain.reached(Stage::Closing));
+        let mut reap = tokio::time::interval(REAP_INTERVAL);
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let accepted = tokio::select! {
+                // Whoever has already been let in by the kernel is served.
+                biased;
+                accepted = listener.accept() => accepted,
+                () = &mut closing => return,
+                _ = reap.tick() => {
+                    self.shared.upstream.reap();
+                    continue;
+                }
+            };
+            match accepted {
+                Ok((io, peer)) => {
+                    pause = FIRST_PAUSE;
+                    self.accept(io, peer);
+                }
+                // The client has gone again, which says nothing about the next.
+                Err(error) if is_of_connection(&error) => {}
+                Err(error) => {
+                    self.metrics.accept_errors.inc();
+                    tracing::warn!(%error, "a connection cannot be accepted");
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => {}
+                        () = &mut closing => return,
+                    }
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn accept(&self, io: TcpStream, peer: SocketAddr) {
+        if self.everywhere.load(Ordering::Relaxed) >= self.config.max.connections {
+            self.metrics.count(Outcome::Overloaded);
+            self.dismiss(io);
+            return;
+        }
+        let open = Rc::new(OpenConnection::new(&self.everywhere, &self.here, &self.metrics));
+        // Both only make things better: without them the connection still works.
+        let _ = io.set_nodelay(true);
+        let _ = SockRef::from(&io).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE));
+        self.serve(io, peer.ip(), open);
+    }
+
+    /// Tells a client that it came too late, if not too many have to be told.
+    fn dismiss(&self, io: TcpStream) {
+        let dismissed = Rc::clone(&self.dismissed);
+        if dismissed.get() < MAX_DISMISSED {
+            dismissed.set(dismissed.get() + 1);
+            spawn_local(async move {
+                dismiss(io, OVERLOADED).await;
+                dismissed.set(dismissed.get() - 1);
+            });
+        }
+    }
+
+    fn serve(&self, io: TcpStream, peer: IpAddr, open: Rc<OpenConnection>) {
+        let activity = Arc::new(Activity::new(self.clock.clone()));
+        let stream = ClientStream::new(io, Arc::clone(&activity));
+        let trusted = self.shared.trust.trusts(peer);
+        let forward = Forward::new(
+            Rc::clone(&self.shared),
+            Rc::new(Peer::new(peer, trusted)),
+            Rc::clone(&open),
+        );
+        let clients = ClientsOf { shared: Rc::clone(&self.shared), peer };
+        let limited =
+            RateLimitLayer::new(Arc::clone(&self.enforcer), clients).refunding().layer(forward);
+        let edge = Edge {
+            inner: limited,
+            activity: Arc::clone(&activity),
+            settings: Rc::clone(&self.settings),
+        };
+        let (builder, leaving, timeouts) =
+            (Rc::clone(&self.builder), Rc::clone(&self.leaving), self.config.timeouts);
+        spawn_local(async move {
+            let io = TokioIo::new(stream);
+            let refused = {
+                let mut connection = pin!(builder.serve_connection_with_upgrades(io, edge));
+                let mut closing = pin!(leaving.closing());
+                let (mut listening, mut told) = (false, false);
+                let mut watchdog = Watchdog::default();
+                std::future::poll_fn(|cx| {
+                    // Polled once, so that this task is woken; after that a look
+                    // at the stage is cheaper.
+                    if !listening {
+                        listening = true;
+                        let _ = closing.as_mut().poll(cx);
+                    }
+                    if !told && leaving.stage() >= Stage::Closing {
+                        told = true;
+                        connection.as_mut().graceful_shutdown();
+                    }
+                    if let Poll::Ready(result) = connection.as_mut().poll(cx) {
+                        return Poll::Ready(result.is_err_and(|error| is_unreadable(&*error)));
+                    }
+                    watchdog.poll_expired(&activity, &timeouts, cx).map(|()| false)
+                })
+                .await
+            };
+            if let Some(io) = activity.take_leftover()
+                && (refused || activity.has_unread_body())
+            {
+                linger(io).await;
+            }
+            drop(open);
+        });
+    }
+}
+
+fn server(config: &Config) -> auto::Builder<LocalExecutor> {
+    let mut builder = auto::Builder::new(LocalExecutor);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        // The connection's own watchdog does this, and idling too.
+        .header_read_timeout(None)
+        .max_buf_size(config.max.header_bytes);
+    // Any number but the usual one costs an allocation for each request.
+    if config.max.headers != config::Maxima::default().headers {
+        builder.http1().max_headers(config.max.headers);
+    }
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(config.max.streams)
+        .max_header_list_size(u32::try_from(config.max.header_bytes).unwrap_or(u32::MAX))
+        .max_pending_accept_reset_streams(HTTP2_PENDING_RESETS)
+        .keep_alive_interval(HTTP2_PING_INTERVAL)
+        .keep_alive_timeout(HTTP2_PING_TIMEOUT);
+    builder
+}
+
+fn default_host(upstream: &config::Upstream) -> HeaderValue {
+    let localhost = HeaderValue::from_static("localhost");
+    match upstream {
+        config::Upstream::Http { authority } => {
+            HeaderValue::from_str(authority).unwrap_or(localhost)
+        }
+        config::Upstream::Unix(_) => localhost,
+    }
+}
+
+/// Whether an error of `accept` concerns only the connection that it would have
+/// returned.
+fn is_of_connection(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
+        || error.kind() == io::ErrorKind::ConnectionAborted
+        || error.kind() == io::ErrorKind::ConnectionReset
+}
+
+/// Whether a connection ended because of what the client sent, which the client
+/// has just been told.
+fn is_unreadable(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse)
+}

@@ -1,0 +1,146 @@
+//! A proxy in this process.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::registry::Registry;
+use tidegate::limiter::{Alone, Limit, LimitSet, Limiter};
+use tidegate::proxy::{Config, Handle, Metrics, Proxy};
+use tidegate::runtime::{DrainControl, Stage, Supervisor};
+use tidegate::time::{Clock, Timestamp};
+
+use super::{Connection, Upstream, limits::LimitBuilder};
+
+/// How a proxy is to be.
+pub struct Setup {
+    config: Config,
+    limits: Vec<Limit>,
+    clock: Clock,
+    workers: usize,
+}
+
+/// A running proxy; dropping it ends it.
+pub struct TestProxy {
+    pub address: SocketAddr,
+    pub limiter: Arc<Limiter<Alone>>,
+    pub handle: Handle,
+    control: DrainControl,
+    clock: Clock,
+    registry: Registry,
+}
+
+impl Setup {
+    /// In front of `upstream`, with short timeouts.
+    pub fn before(upstream: &Upstream) -> Self {
+        Self::before_url(&format!("http://{}", upstream.address()))
+    }
+
+    /// In front of an upstream in the notation of the configuration.
+    pub fn before_url(url: &str) -> Self {
+        let mut config = Config::new(url.parse().unwrap());
+        config.listen = "127.0.0.1:0".parse().unwrap();
+        Self { config, limits: Vec::new(), clock: Clock::monotonic(), workers: 1 }
+    }
+
+    /// Adds a limit.
+    pub fn limit(mut self, limit: LimitBuilder) -> Self {
+        self.limits.push(limit.build());
+        self
+    }
+
+    /// Believes the forwarding fields of these networks.
+    pub fn trusting(mut self, networks: &[&str]) -> Self {
+        self.config.trusted_proxies = networks.iter().map(|net| net.parse().unwrap()).collect();
+        self
+    }
+
+    /// Changes anything else.
+    pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(&mut self.config);
+        self
+    }
+
+    /// Lets time stand still until the test moves it.
+    pub fn frozen(mut self) -> Self {
+        self.clock = Clock::manual(Timestamp::from_millis(1_000_000));
+        self
+    }
+
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Starts the proxy.
+    pub fn start(self) -> TestProxy {
+        let limits = LimitSet::new(self.limits);
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry, &limits);
+        let limiter = Arc::new(Limiter::new(limits, Alone));
+        let (proxy, address) = Proxy::bind(
+            self.config,
+            Arc::clone(&limiter),
+            self.clock.clone(),
+            metrics,
+            self.workers,
+        )
+        .unwrap();
+        let (control, drain) = DrainControl::new();
+        let (supervisor, _) = Supervisor::new();
+        let handle = proxy.start(&supervisor, drain).unwrap();
+        TestProxy { address, limiter, handle, control, clock: self.clock, registry }
+    }
+}
+
+impl TestProxy {
+    pub fn connect(&self) -> Connection {
+        Connection::open(self.address)
+    }
+
+    pub fn connect_from(&self, from: [u8; 4]) -> Connection {
+        Connection::open_from(from, self.address)
+    }
+
+    /// Sends `count` GETs one after another and returns their status codes.
+    pub fn statuses(&self, count: usize, fields: &[(&str, &str)]) -> Vec<u16> {
+        let mut connection = self.connect();
+        (0..count).map(|_| connection.get_with("/", fields).status).collect()
+    }
+
+    /// Moves a frozen clock.
+    pub fn advance(&self, by: Duration) {
+        self.clock.set(self.clock.now().plus(by));
+    }
+
+    pub fn drain(&self, stage: Stage) {
+        self.control.advance(stage);
+    }
+
+    /// The sample of a metric, labels included in its name.
+    pub fn metric(&self, name: &str) -> f64 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name} in\n{text}")).parse().unwrap()
+    }
+
+    /// The key of every bucket, as text, sorted.
+    pub fn keys(&self) -> Vec<String> {
+        let mut keys = Vec::new();
+        self.limiter.store().for_each(|_, slot| {
+            let key = slot.key.as_deref().unwrap_or_default();
+            let parts = tidegate::limiter::key::decode(key).unwrap();
+            keys.push(parts.iter().map(ToString::to_string).collect::<Vec<_>>().join("|"));
+        });
+        keys.sort();
+        keys
+    }
+
+    /// Micro-tokens spent in all buckets, less what was given back.
+    pub fn spent(&self) -> u64 {
+        let mut spent = 0;
+        self.limiter.store().for_each(|_, slot| spent += slot.net());
+        spent / 1_000_000
+    }
+}

@@ -1,0 +1,261 @@
+//! What replicas know of each other after faults: exactly what was spent.
+
+use crate::cluster::{Cluster, Network, limit};
+use crate::rng::Rng;
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
+
+/// Three seconds: enough for joining, flushing and reconnecting.
+const SETTLE: u64 = 3 * SECOND;
+
+fn cluster(seed: u64, nodes: usize, rate: &str, burst: u64) -> Cluster {
+    let mut cluster = Cluster::new(seed, Network::default(), vec![limit("one", rate, burst, 1)]);
+    for _ in 0..nodes {
+        cluster.start();
+    }
+    cluster.run_for(SETTLE);
+    cluster
+}
+
+fn spend(cluster: &mut Cluster, node: usize, key: &str, count: u64) -> u64 {
+    (0..count).filter(|_| cluster.request(node, key)).count() as u64
+}
+
+/// Levels in whole tokens. Limits of these tests are given for forty days, so
+/// that nothing refills while one runs.
+fn levels(cluster: &Cluster, key: &str) -> Vec<i64> {
+    (0..cluster.nodes.len())
+        .filter(|node| cluster.nodes[*node].alive)
+        .map(|node| cluster.level(node, 0, key).floor() as i64)
+        .collect()
+}
+
+#[test]
+fn rp_g1_what_one_admits_the_others_know() {
+    let mut cluster = cluster(1, 2, "10/40d", 10);
+    assert_eq!(spend(&mut cluster, 0, "k", 12), 10);
+    cluster.run_for(SECOND);
+    assert_eq!(spend(&mut cluster, 1, "k", 12), 0);
+    let mut admitted = 0;
+    for i in 0..40 {
+        admitted += spend(&mut cluster, i % 2, "other", 1);
+        cluster.run_for(200 * MS);
+    }
+    assert_eq!(admitted, 10);
+    assert_eq!(levels(&cluster, "k"), [0, 0]);
+}
+
+#[test]
+fn rp_g2_reconnecting_changes_nothing() {
+    let mut cluster = cluster(2, 2, "100/40d", 100);
+    spend(&mut cluster, 0, "k", 3);
+    cluster.run_for(SECOND);
+    for _ in 0..20 {
+        cluster.cut_connections();
+        cluster.run_for(SECOND);
+        assert_eq!(levels(&cluster, "k"), [97, 97]);
+    }
+    for restarted in 1..=5 {
+        cluster.kill(restarted);
+        cluster.start();
+        cluster.run_for(SETTLE);
+        assert_eq!(levels(&cluster, "k"), [97, 97], "after restart {restarted}");
+    }
+}
+
+#[test]
+fn rp_g4_no_write_is_lost_near_the_sync_interval() {
+    let mut cluster = cluster(3, 3, "100/40d", 100);
+    let mut rng = Rng::new(3);
+    let keys: Vec<String> = (0..100).map(|i| format!("k{i}")).collect();
+    for _ in 0..20 {
+        for node in 0..3 {
+            for key in &keys {
+                assert_eq!(spend(&mut cluster, node, key, 1), 1);
+            }
+            cluster.run_for((27 + (rng.unit() * 13.0) as u64) * MS);
+        }
+    }
+    cluster.run_for(SECOND);
+    for key in &keys {
+        assert_eq!(levels(&cluster, key), [40, 40, 40], "{key}");
+    }
+}
+
+#[test]
+fn rp_g6_a_late_joiner_learns_everything() {
+    let mut cluster = cluster(4, 1, "5/40d", 5);
+    for key in ["a", "b", "c", "d", "e"] {
+        assert_eq!(spend(&mut cluster, 0, key, 6), 5);
+    }
+    cluster.run_for(30 * SECOND);
+    let late = cluster.start();
+    while !cluster.nodes[late].engine.is_joined() {
+        cluster.run_for(MS);
+    }
+    for key in ["a", "b", "c", "d", "e"] {
+        assert_eq!(spend(&mut cluster, late, key, 1), 0, "{key}");
+    }
+}
+
+#[test]
+fn rp_g7_a_restarted_replica_is_another_origin() {
+    let mut cluster = cluster(5, 2, "100/40d", 100);
+    spend(&mut cluster, 1, "k", 50);
+    cluster.run_for(SECOND);
+    assert_eq!(levels(&cluster, "k"), [50, 50]);
+    cluster.kill(1);
+    let again = cluster.start();
+    cluster.run_for(SETTLE);
+    spend(&mut cluster, again, "k", 10);
+    cluster.run_for(SECOND);
+    assert_eq!(levels(&cluster, "k"), [40, 40]);
+}
+
+#[test]
+fn rp_g8_connections_cut_under_load_count_everything_once() {
+    let mut cluster = cluster(6, 2, "1000/40d", 1000);
+    for _ in 0..50 {
+        spend(&mut cluster, 0, "k", 1);
+        // At a moment when the batch may be sent, under way, or acknowledged.
+        cluster.run_for(3 * MS);
+        cluster.cut_connections();
+        cluster.run_for(400 * MS);
+    }
+    cluster.run_for(SETTLE);
+    assert_eq!(levels(&cluster, "k"), [950, 950]);
+}
+
+#[test]
+fn two_replicas_that_meet_late_add_what_each_spent() {
+    let limits = vec![limit("one", "100/40d", 100, 1)];
+    let mut cluster = Cluster::new(7, Network::default(), limits);
+    cluster.start();
+    cluster.start();
+    cluster.partition(&[0, 1]);
+    cluster.run_for(SETTLE);
+    assert!(cluster.nodes.iter().all(|node| node.engine.is_joined()));
+    spend(&mut cluster, 0, "k", 20);
+    spend(&mut cluster, 1, "k", 30);
+    cluster.run_for(SECOND);
+    assert_eq!(levels(&cluster, "k"), [80, 70]);
+    cluster.partition(&[0, 0]);
+    cluster.run_for(10 * SECOND);
+    assert_eq!(levels(&cluster, "k"), [50, 50]);
+}
+
+#[test]
+fn a_partition_that_heals_leaves_one_truth() {
+    let mut cluster = cluster(8, 4, "1000/40d", 1000);
+    spend(&mut cluster, 0, "k", 100);
+    cluster.run_for(SECOND);
+    cluster.partition(&[0, 0, 1, 1]);
+    for node in 0..4 {
+        spend(&mut cluster, node, "k", 50);
+        cluster.run_for(SECOND);
+    }
+    assert_eq!(levels(&cluster, "k"), [800, 800, 800, 800]);
+    cluster.partition(&[0, 0, 0, 0]);
+    cluster.run_for(10 * SECOND);
+    assert_eq!(levels(&cluster, "k"), [700, 700, 700, 700]);
+}
+
+#[test]
+fn a_backlog_too_large_to_keep_is_repaired_by_a_snapshot() {
+    let mut cluster = cluster(9, 2, "10/40d", 10);
+    cluster.partition(&[0, 1]);
+    for i in 0..20_000 {
+        assert_eq!(spend(&mut cluster, 0, &format!("k{i}"), 1), 1);
+        cluster.run_for(MS);
+    }
+    let peers = cluster.nodes[0].engine.peers(cluster.local(0));
+    assert_eq!(peers[0].pending, 0, "the backlog was dropped, not kept");
+    cluster.partition(&[0, 0]);
+    cluster.run_for(20 * SECOND);
+    for i in (0..20_000).step_by(997) {
+        assert_eq!(levels(&cluster, &format!("k{i}")), [9, 9], "k{i}");
+    }
+}
+
+#[test]
+fn goodbye_forgets_the_peer_and_keeps_what_it_spent() {
+    let mut cluster = cluster(10, 3, "100/40d", 100);
+    for (node, count) in [(0, 5), (1, 7), (2, 11)] {
+        spend(&mut cluster, node, "k", count);
+    }
+    // It leaves before its last spending was flushed by itself.
+    cluster.leave(2);
+    cluster.run_for(SECOND);
+    assert_eq!(levels(&cluster, "k"), [77, 77]);
+    for node in 0..2 {
+        assert_eq!(cluster.nodes[node].limiter.companion().replicas(), 2);
+    }
+}
+
+#[test]
+fn a_killed_replica_is_given_up_once_it_is_no_longer_listed() {
+    let mut cluster = cluster(11, 3, "100/40d", 100);
+    spend(&mut cluster, 2, "k", 11);
+    cluster.run_for(SECOND);
+    cluster.kill(2);
+    cluster.run_for(SECOND);
+    assert_eq!(levels(&cluster, "k"), [89, 89]);
+    assert_eq!(cluster.nodes[0].limiter.companion().replicas(), 2);
+}
+
+#[test]
+fn rolling_every_replica_never_gives_a_fresh_bucket() {
+    let mut cluster = cluster(12, 3, "30/40d", 30);
+    let mut admitted = 0;
+    for round in 0..9 {
+        let alive: Vec<usize> =
+            (0..cluster.nodes.len()).filter(|node| cluster.nodes[*node].alive).collect();
+        for node in &alive {
+            admitted += spend(&mut cluster, *node, "k", 3);
+            cluster.run_for(50 * MS);
+        }
+        let fresh = cluster.start();
+        while !cluster.nodes[fresh].engine.is_joined() {
+            cluster.run_for(MS);
+        }
+        if round % 2 == 0 {
+            cluster.leave(alive[0]);
+        } else {
+            cluster.kill(alive[0]);
+        }
+        cluster.run_for(SECOND);
+    }
+    assert_eq!(admitted, 30);
+}
+
+#[test]
+fn buckets_that_are_full_again_leave_and_start_anew() {
+    let mut cluster = cluster(13, 2, "10/s", 10);
+    for round in 0..5 {
+        assert_eq!(spend(&mut cluster, 0, "k", 20), 10, "round {round}");
+        cluster.run_for(SECOND / 2);
+        // Half a second's refill, less what the news took to arrive.
+        let refilled = spend(&mut cluster, 1, "k", 20);
+        assert!((4..=5).contains(&refilled), "{refilled} in round {round}");
+        cluster.run_for(15 * SECOND);
+        for node in 0..2 {
+            let now = cluster.local(node);
+            let idle = std::time::Duration::from_secs(10);
+            assert_eq!(cluster.nodes[node].limiter.expire(idle, now), 1, "round {round}");
+        }
+    }
+}
+
+#[test]
+fn clocks_that_run_unevenly_do_not_drift_apart() {
+    let mut cluster = cluster(14, 2, "100/s", 100);
+    cluster.nodes[1].drift_ppm = 1000;
+    let mut admitted = 0;
+    for i in 0..6000 {
+        admitted += spend(&mut cluster, i % 2, "k", 1);
+        cluster.run_for(5 * MS);
+    }
+    let legal = 100 + 30 * 100;
+    assert!(admitted.abs_diff(legal) * 200 <= legal, "{admitted} of {legal}");
+}
