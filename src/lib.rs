@@ -40,4 +40,6 @@ pub mod admin;
 
 pub mod config;
 
+pub mod app;
+
 pub mod cli;

@@ -167,8 +167,7 @@ impl App {
 
         let readiness = Readiness::new();
         let gates = Gates { start: readiness.gate("start"), join: readiness.gate("join") };
-        let handle =
-            Handle { mesh: mesh.handle(), limiter, proxy: proxy_metrics, readiness };
+        let handle = Handle { mesh: mesh.handle(), limiter, proxy: proxy_metrics, readiness };
         let bound = Addresses {
             proxy: proxy_address,
             peer: peer_address,

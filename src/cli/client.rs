@@ -96,12 +96,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// The exit status of the process: 2 usage, 69 unreachable, 1 anything else.
-    pub const fn exit_code(&self) -> u8 {
+    /// How the command ends.
+    pub const fn exit(&self) -> super::Exit {
         match self {
-            Self::Unreachable { .. } => 69,
-            Self::Usage(_) => 2,
-            Self::Refused(_) | Self::Output(_) => 1,
+            Self::Unreachable { .. } => super::Exit::Unavailable,
+            Self::Usage(_) => super::Exit::Usage,
+            Self::Refused(_) | Self::Output(_) => super::Exit::Failure,
         }
     }
 }
@@ -214,7 +214,7 @@ mod tests {
         let table = |_: &[u8; 1]| String::new();
         args().print(&mut Full(io::ErrorKind::BrokenPipe), &[1], table).unwrap();
         let error = args().print(&mut Full(io::ErrorKind::StorageFull), &[1], table).unwrap_err();
-        assert_eq!(error.exit_code(), 1);
+        assert_eq!(error.exit(), super::super::Exit::Failure);
     }
 
     #[test]
@@ -227,7 +227,7 @@ mod tests {
             (Status::internal("bug"), 1),
             (Status::from_error(Box::new(io::Error::from(io::ErrorKind::ConnectionReset))), 69),
         ] {
-            assert_eq!(args().failed(&status).exit_code(), code, "{status:?}");
+            assert_eq!(args().failed(&status).exit() as u8, code, "{status:?}");
         }
         let text = args().failed(&Status::unavailable("leaving")).to_string();
         assert!(text.contains("127.0.0.1:9402: leaving\nhint: "), "{text}");

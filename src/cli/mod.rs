@@ -7,11 +7,14 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::telemetry;
+
 pub mod buckets;
 mod check;
 pub mod client;
 pub mod limits;
 pub mod peers;
+mod run;
 mod schema;
 mod table;
 
@@ -58,25 +61,60 @@ pub enum LogFormat {
     Json,
 }
 
+impl From<LogFormat> for telemetry::LogFormat {
+    fn from(format: LogFormat) -> Self {
+        match format {
+            LogFormat::Text => Self::Text,
+            LogFormat::Json => Self::Json,
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run a replica, from a configuration file or from flags.
+    Run(run::Args),
     /// Check a configuration file and show its limits.
     Check(check::Args),
     /// Print the JSON Schema of the configuration file.
     Schema,
+    /// Ask a running replica for its buckets.
+    Buckets(buckets::BucketsArgs),
+    /// Ask a running replica for its limits.
+    Limits(limits::LimitsArgs),
+    /// Ask a running replica for its peers.
+    Peers(peers::PeersArgs),
 }
 
 /// Runs the command.
 pub fn run(args: Args) -> ExitCode {
     let result = match args.command {
+        Command::Run(run) => run::run(&run, args.log_format),
         Command::Check(args) => check::run(&args),
         Command::Schema => schema::run(),
+        Command::Buckets(args) => ask(async |out| buckets::run(args, out).await),
+        Command::Limits(args) => ask(async |out| limits::run(args, out).await),
+        Command::Peers(args) => ask(async |out| peers::run(args, out).await),
     };
     match result {
         Ok(exit) => exit.into(),
         Err(error) => {
             say(&format!("tidegate: {error:#}"));
             Exit::Failure.into()
+        }
+    }
+}
+
+/// Asks a running replica and prints what it says.
+fn ask(
+    question: impl AsyncFnOnce(&mut (dyn Write + Send)) -> Result<(), client::Error>,
+) -> anyhow::Result<Exit> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match runtime.block_on(question(&mut io::stdout())) {
+        Ok(()) => Ok(Exit::Done),
+        Err(error) => {
+            say(&format!("tidegate: {error}"));
+            Ok(error.exit())
         }
     }
 }

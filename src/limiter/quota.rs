@@ -49,7 +49,7 @@ impl Rate {
         }
         let millis = u32::try_from(period.as_millis())
             .ok()
-            .filter(|ms| *ms > 0 && period.subsec_nanos() % 1_000_000 == 0)
+            .filter(|ms| *ms > 0 && period.subsec_nanos().is_multiple_of(1_000_000))
             .ok_or_else(|| RateError::Period(text()))?;
         if tokens > u64::from(millis) * 1_000_000 {
             return Err(RateError::TooFast(text()));

@@ -125,27 +125,49 @@ impl Mesh {
     ) -> Result<(Self, SocketAddr), Error> {
         let listener = config.listen.bind(false)?;
         let bound = listener.local_addr()?;
+        let address = replica.address(bound);
+        Ok((Self::new(config, replica, address, Some(listener), limiter, surroundings), bound))
+    }
+
+    /// The mesh of a lone replica: it listens nowhere and has nobody to dial.
+    pub fn alone(
+        config: &Config,
+        replica: &Replica,
+        limiter: Arc<ReplicatedLimiter>,
+        surroundings: Surroundings,
+    ) -> Self {
+        Self::new(config, replica, String::new(), None, limiter, surroundings)
+    }
+
+    fn new(
+        config: &Config,
+        replica: &Replica,
+        address: String,
+        listener: Option<TcpListener>,
+        limiter: Arc<ReplicatedLimiter>,
+        surroundings: Surroundings,
+    ) -> Self {
         let settings = Settings {
             group: config.group.clone(),
             name: replica.name.clone(),
-            address: replica.address(bound),
+            address,
             sync_interval: config.sync_interval,
             join_timeout: config.join_timeout,
             share_hold: config.share_hold,
-            expects_peers: config.peers.is_some(),
+            expects_peers: listener.is_some(),
         };
         let now = surroundings.clock.now();
         let engine = Engine::new(settings, replica.incarnation, limiter, now);
         let (events_in, events) = mpsc::channel(EVENTS);
         let (commands_in, commands) = mpsc::channel(COMMANDS);
         let (joined, joined_out) = watch::channel(engine.is_joined());
-        let mesh = Self {
+        Self {
             publisher: Publisher::new(surroundings.metrics.clone()),
             published_at: Timestamp::ZERO,
             visit_at: Timestamp::ZERO,
             engine,
             surroundings,
-            listener: Some(listener),
+            listener,
             events,
             events_in,
             commands,
@@ -157,8 +179,7 @@ impl Mesh {
             next_session: 1,
             partitioned: false,
             leaving: None,
-        };
-        Ok((mesh, bound))
+        }
     }
 
     /// A handle to this mesh.

@@ -87,6 +87,11 @@ impl Outcome {
 }
 
 impl Metrics {
+    /// How many requests came to this end so far.
+    pub fn total(&self, outcome: Outcome) -> u64 {
+        self.outcomes[outcome as usize].get()
+    }
+
     /// Registers everything, with a sample for each of `limits` and each verdict.
     pub fn register(registry: &mut Registry, limits: &LimitSet) -> Self {
         let outcomes = Family::<OutcomeLabels, Counter>::default();
@@ -102,37 +107,33 @@ impl Metrics {
             connections: Gauge::default(),
         };
         registry.register(
-            "tidegate_requests",
+            "requests",
             "Checks of requests against limits, one for each request and limit that applies to it",
             metrics.checks.clone(),
         );
-        registry.register("tidegate_http_requests", "Requests by what became of them", outcomes);
+        registry.register("http_requests", "Requests by what became of them", outcomes);
         registry.register_with_unit(
-            "tidegate_upstream_duration",
+            "upstream_duration",
             "Time from handing a request to the upstream to the head of its answer",
             Unit::Seconds,
             metrics.upstream_duration.clone(),
         );
         registry.register(
-            "tidegate_forwarding_ignored",
+            "forwarding_ignored",
             "Requests whose X-Forwarded-For or Forwarded was ignored since the peer is not trusted",
             metrics.ignored_forwarding.clone(),
         );
         registry.register(
-            "tidegate_refunds",
+            "refunds",
             "Requests that were admitted, never reached the upstream, and got their tokens back",
             metrics.refunds.clone(),
         );
         registry.register(
-            "tidegate_accept_errors",
+            "accept_errors",
             "Failures to accept a connection",
             metrics.accept_errors.clone(),
         );
-        registry.register(
-            "tidegate_connections",
-            "Open client connections",
-            metrics.connections.clone(),
-        );
+        registry.register("connections", "Open client connections", metrics.connections.clone());
         for (_, limit) in limits.iter() {
             metrics.limit(limit.name());
         }
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn everything_is_exported_from_the_start() {
-        let mut registry = Registry::default();
+        let mut registry = Registry::with_prefix("tidegate");
         let metrics = Metrics::register(&mut registry, &LimitSet::default());
         metrics.limit("per-client").count(limiter::Outcome::Refused);
         metrics.count(Outcome::Limited);

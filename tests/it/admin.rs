@@ -227,7 +227,7 @@ impl Replica {
 
     async fn start_with(limits: LimitSet, peers: Vec<PeerView>, bounds: Bounds) -> Self {
         let clock = Clock::manual(Timestamp::from_millis(1_000_000));
-        let limiter = Arc::new(Limiter::new(limits, Companion::default()));
+        let limiter = Arc::new(Limiter::new(limits, 1_000_000, Companion::default()));
         let settings = Settings {
             group: "default".into(),
             name: "pod-a".into(),
@@ -931,12 +931,12 @@ async fn the_program_says_what_went_wrong_by_its_exit_status() {
         (&["buckets", "list", "--limit", "no-such"], 1, "no-such"),
     ] {
         let error = replica.tidegate(args).await.unwrap_err();
-        assert_eq!(error.exit_code(), code, "{args:?}: {error}");
+        assert_eq!(error.exit() as u8, code, "{args:?}: {error}");
         assert!(error.to_string().contains(says), "{error}");
     }
     replica.cluster.stopped.store(true, Ordering::SeqCst);
     let error = replica.tidegate(&["peers"]).await.unwrap_err();
-    assert_eq!(error.exit_code(), 69, "{error}");
+    assert_eq!(error.exit() as u8, 69, "{error}");
 
     // A port that was just free: nothing listens there.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -944,7 +944,7 @@ async fn the_program_says_what_went_wrong_by_its_exit_status() {
     drop(listener);
     for args in [&["limits"][..], &["peers"], &["buckets", "list"], &["buckets", "get", "a", "b"]] {
         let error = run(args, Some(address)).await.unwrap_err();
-        assert_eq!(error.exit_code(), 69, "{error}");
+        assert_eq!(error.exit() as u8, 69, "{error}");
         let text = error.to_string();
         assert!(text.contains(&address.to_string()) && text.contains("hint: "), "{text}");
         assert!(text.contains("refused"), "{text}");
@@ -965,6 +965,6 @@ fn arguments_that_make_no_sense_are_usage_errors() {
         let words = ["tidegate"].into_iter().chain(args.iter().copied());
         let error = Program::try_parse_from(words).err();
         let error = error.unwrap_or_else(|| panic!("{args:?} is taken"));
-        assert_eq!(error.exit_code(), 2, "{args:?}");
+        assert_eq!(error.exit() as u8, 2, "{args:?}");
     }
 }

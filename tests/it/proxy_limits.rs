@@ -97,8 +97,8 @@ fn head_is_refused_without_a_body() {
 #[tokio::test]
 async fn the_layer_serves_in_front_of_any_service() {
     let limits = LimitSet::new([limit("r", "1/h").by_client().build()]);
-    let metrics = Metrics::register(&mut Registry::default(), &limits);
-    let limiter = Arc::new(Limiter::new(limits, Alone));
+    let metrics = Metrics::register(&mut Registry::with_prefix("tidegate"), &limits);
+    let limiter = Arc::new(Limiter::new(limits, 1_000_000, Alone));
     let enforcer =
         Arc::new(Enforcer::new(limiter, Clock::monotonic(), metrics, HeaderStyle::Standard));
     let client = |_: &http::request::Parts| Client::new([127, 0, 0, 1].into(), 64);

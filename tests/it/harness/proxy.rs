@@ -75,9 +75,9 @@ impl Setup {
     /// Starts the proxy.
     pub fn start(self) -> TestProxy {
         let limits = LimitSet::new(self.limits);
-        let mut registry = Registry::default();
+        let mut registry = Registry::with_prefix("tidegate");
         let metrics = Metrics::register(&mut registry, &limits);
-        let limiter = Arc::new(Limiter::new(limits, Alone));
+        let limiter = Arc::new(Limiter::new(limits, 1_000_000, Alone));
         let (proxy, address) = Proxy::bind(
             self.config,
             Arc::clone(&limiter),
