@@ -31,7 +31,7 @@ async fn pair_through_relay(rate: &str) -> (Replica, Relay, Replica) {
 #[tokio::test]
 async fn what_one_replica_spends_the_others_see() {
     let specs = [11, 12, 13]
-        .map(|host| Spec::new(&format!("r{host}"), "100/h").at(format!("127.0.0.{host}:0")));
+        .map(|host| Spec::new(&format!("r{host}"), "100/d").at(format!("127.0.0.{host}:0")));
     let mut replicas = Vec::new();
     for spec in specs {
         replicas.push(Replica::start(spec, []).await);
@@ -59,7 +59,7 @@ async fn what_one_replica_spends_the_others_see() {
 
 #[tokio::test]
 async fn an_urgent_change_is_seen_within_milliseconds() {
-    let (r1, r2) = pair("10/h").await;
+    let (r1, r2) = pair("10/d").await;
     // The second change of a bucket that is known on both sides.
     r1.spend("k", 1);
     agreed(&[&r2], "k", 9).await;
@@ -79,7 +79,7 @@ async fn an_urgent_change_is_seen_within_milliseconds() {
 
 #[tokio::test]
 async fn rp_g1_each_replica_decides_by_what_both_spent() {
-    let (r1, r2) = pair("10/h").await;
+    let (r1, r2) = pair("10/d").await;
     assert_eq!(r1.spend("k", 10), 10);
     agreed(&[&r1, &r2], "k", 0).await;
     assert_eq!(r2.spend("k", 10), 0);
@@ -95,7 +95,7 @@ async fn rp_g1_each_replica_decides_by_what_both_spent() {
 
 #[tokio::test]
 async fn rp_g2_a_resync_changes_nothing() {
-    let (r1, relay, mut r2) = pair_through_relay("100/h").await;
+    let (r1, relay, mut r2) = pair_through_relay("100/d").await;
     assert_eq!(r1.spend("k", 3), 3);
     agreed(&[&r1, &r2], "k", 97).await;
     for _ in 0..20 {
@@ -111,7 +111,7 @@ async fn rp_g2_a_resync_changes_nothing() {
     for _ in 0..5 {
         let address = r2.address;
         r2.kill();
-        r2 = Replica::start(Spec::new("r2", "100/h").at(address), [r1.address]).await;
+        r2 = Replica::start(Spec::new("r2", "100/d").at(address), [r1.address]).await;
         r2.joined().await;
         assert_eq!(r2.remaining("k").await, 97);
         meshed(&[&r1, &r2]).await;
@@ -122,12 +122,12 @@ async fn rp_g2_a_resync_changes_nothing() {
 #[tokio::test]
 async fn rp_g6_a_late_joiner_gets_everything() {
     let keys = ["a", "b", "c", "d", "e"];
-    let r1 = Replica::start(Spec::new("r1", "5/h"), []).await;
+    let r1 = Replica::start(Spec::new("r1", "5/d"), []).await;
     r1.joined().await;
     for key in keys {
         assert_eq!(r1.spend(key, 6), 5);
     }
-    let r2 = Replica::start(Spec::new("r2", "5/h"), [r1.address]).await;
+    let r2 = Replica::start(Spec::new("r2", "5/d"), [r1.address]).await;
     r2.joined().await;
     // From the first moment on, without another wait.
     for key in keys {
@@ -137,9 +137,9 @@ async fn rp_g6_a_late_joiner_gets_everything() {
 
 #[tokio::test]
 async fn a_fourth_replica_has_the_snapshot_before_it_has_joined() {
-    let r1 = Replica::start(Spec::new("r1", "1000/h"), []).await;
-    let r2 = Replica::start(Spec::new("r2", "1000/h"), [r1.address]).await;
-    let r3 = Replica::start(Spec::new("r3", "1000/h"), [r1.address, r2.address]).await;
+    let r1 = Replica::start(Spec::new("r1", "1000/d"), []).await;
+    let r2 = Replica::start(Spec::new("r2", "1000/d"), [r1.address]).await;
+    let r3 = Replica::start(Spec::new("r3", "1000/d"), [r1.address, r2.address]).await;
     meshed(&[&r1, &r2, &r3]).await;
     for (replica, count) in [(&r1, 100), (&r2, 200), (&r3, 300)] {
         assert_eq!(replica.spend("k", count), count);
@@ -151,7 +151,7 @@ async fn a_fourth_replica_has_the_snapshot_before_it_has_joined() {
     }
     agreed(&[&r2, &r3], "many-2999", 999).await;
     let known = [r1.address, r2.address, r3.address];
-    let r4 = Replica::start(Spec::new("r4", "1000/h"), known).await;
+    let r4 = Replica::start(Spec::new("r4", "1000/d"), known).await;
     r4.joined().await;
     assert_eq!(r4.remaining("k").await, 400);
     for key in [0, 1_500, 2_999] {
@@ -162,22 +162,24 @@ async fn a_fourth_replica_has_the_snapshot_before_it_has_joined() {
 
 #[tokio::test]
 async fn rp_g7_a_restarted_replica_starts_a_new_ledger() {
-    let (r1, r2) = pair("100/h").await;
+    let (r1, r2) = pair("100/d").await;
     assert_eq!(r2.spend("k", 50), 50);
     agreed(&[&r1, &r2], "k", 50).await;
     let (address, before) = (r2.address, r1.peers().await[0].incarnation);
     r2.kill();
-    let r2 = Replica::start(Spec::new("r2", "100/h").at(address), [r1.address]).await;
+    let r2 = Replica::start(Spec::new("r2", "100/d").at(address), [r1.address]).await;
     r2.joined().await;
     meshed(&[&r1, &r2]).await;
     assert_eq!(r2.spend("k", 10), 10);
     agreed(&[&r1, &r2], "k", 40).await;
-    assert_ne!(r1.peers().await[0].incarnation, before);
+    let now = r1.peers().await;
+    assert_eq!(now.len(), 1, "the former life is still a peer");
+    assert_ne!(now[0].incarnation, before);
 }
 
 #[tokio::test]
 async fn rp_g8_a_batch_that_is_delivered_again_counts_once() {
-    let (r1, relay, r2) = pair_through_relay("1000/h").await;
+    let (r1, relay, r2) = pair_through_relay("1000/d").await;
     for round in 0..50 {
         let before = relay.passed();
         assert_eq!(r1.spend("k", 1), 1);
@@ -200,8 +202,8 @@ async fn rp_g9_an_idle_mesh_does_next_to_nothing() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.local_addr().unwrap()
     });
-    let lonely = Replica::start(Spec::new("lonely", "10/h"), nobody).await;
-    let (r1, r2) = pair("10/h").await;
+    let lonely = Replica::start(Spec::new("lonely", "10/d"), nobody).await;
+    let (r1, r2) = pair("10/d").await;
     let replicas = [&lonely, &r1, &r2];
     for replica in replicas {
         replica.joined().await;
@@ -223,7 +225,7 @@ async fn rp_g9_an_idle_mesh_does_next_to_nothing() {
 
 #[tokio::test]
 async fn rp_g10_a_peer_that_vanished_is_suspected_in_bounded_time() {
-    let (r1, relay, r2) = pair_through_relay("100/h").await;
+    let (r1, relay, r2) = pair_through_relay("100/d").await;
     assert_eq!(r1.spend("k", 1), 1);
     agreed(&[&r1, &r2], "k", 99).await;
     relay.set(Mode::Swallow);
@@ -247,7 +249,7 @@ async fn rp_g10_a_peer_that_vanished_is_suspected_in_bounded_time() {
 
 #[tokio::test]
 async fn rp_g5_what_a_stalled_stream_missed_arrives_when_it_moves_again() {
-    let (r1, relay, r2) = pair_through_relay("100/h").await;
+    let (r1, relay, r2) = pair_through_relay("100/d").await;
     relay.set(Mode::Stall);
     for round in 0..3 {
         for key in 0..2_000 {
@@ -264,7 +266,7 @@ async fn rp_g5_what_a_stalled_stream_missed_arrives_when_it_moves_again() {
 
 #[tokio::test]
 async fn ds_g4_a_replica_that_finds_itself_is_not_its_own_peer() {
-    let r1 = Replica::start(Spec::new("r1", "10/h"), []).await;
+    let r1 = Replica::start(Spec::new("r1", "10/d"), []).await;
     r1.list([r1.address]);
     until("its own address is recognised", async || {
         r1.look(|engine, _| engine.listed_addresses()).await == 0
@@ -277,7 +279,7 @@ async fn ds_g4_a_replica_that_finds_itself_is_not_its_own_peer() {
     assert_eq!(r1.metric("peer_refusals_total{reason=\"self\"}"), 1.0);
 
     // And its own address need not be in the list.
-    let r2 = Replica::start(Spec::new("r2", "10/h"), [r1.address]).await;
+    let r2 = Replica::start(Spec::new("r2", "10/d"), [r1.address]).await;
     r2.joined().await;
     meshed(&[&r1, &r2]).await;
     assert_eq!(r2.remaining("k").await, 6);
@@ -285,10 +287,10 @@ async fn ds_g4_a_replica_that_finds_itself_is_not_its_own_peer() {
 
 #[tokio::test]
 async fn me_g4_departed_replicas_leave_no_slots() {
-    let r1 = Replica::start(Spec::new("r1", "1000/h"), []).await;
+    let r1 = Replica::start(Spec::new("r1", "1000/d"), []).await;
     let mut at = "127.0.0.1:0".parse::<SocketAddr>().unwrap();
     for round in 1..=20 {
-        let r2 = Replica::start(Spec::new("r2", "1000/h").at(at), [r1.address]).await;
+        let r2 = Replica::start(Spec::new("r2", "1000/d").at(at), [r1.address]).await;
         at = r2.address;
         r1.list([at]);
         r2.joined().await;
@@ -303,9 +305,9 @@ async fn me_g4_departed_replicas_leave_no_slots() {
 
 #[tokio::test]
 async fn lc_a_goodbye_says_everything_and_is_forgotten_at_once() {
-    let r1 = Replica::start(Spec::new("r1", "1000/h"), []).await;
-    let r2 = Replica::start(Spec::new("r2", "1000/h"), [r1.address]).await;
-    let r3 = Replica::start(Spec::new("r3", "1000/h"), [r1.address, r2.address]).await;
+    let r1 = Replica::start(Spec::new("r1", "1000/d"), []).await;
+    let r2 = Replica::start(Spec::new("r2", "1000/d"), [r1.address]).await;
+    let r3 = Replica::start(Spec::new("r3", "1000/d"), [r1.address, r2.address]).await;
     meshed(&[&r1, &r2, &r3]).await;
     // Spent in the last moment, nothing of it flushed yet.
     for key in 0..500 {
@@ -326,12 +328,12 @@ async fn lc_a_goodbye_says_everything_and_is_forgotten_at_once() {
     assert!(r2.mesh.inspect(|_, _| ()).await.is_err());
     // Leaving once more does no harm, and the address is free.
     r2.mesh.leave("again").await;
-    Replica::start(Spec::new("next", "1000/h").at(r2.address), []).await;
+    Replica::start(Spec::new("next", "1000/d").at(r2.address), []).await;
 }
 
 #[tokio::test]
 async fn a_stalled_peer_does_not_keep_a_replica_from_leaving() {
-    let (r1, relay, _r2) = pair_through_relay("1000/h").await;
+    let (r1, relay, _r2) = pair_through_relay("1000/d").await;
     relay.set(Mode::Stall);
     r1.spend("k", 1);
     let start = Instant::now();
@@ -342,7 +344,7 @@ async fn a_stalled_peer_does_not_keep_a_replica_from_leaving() {
 
 #[tokio::test]
 async fn a_partition_cuts_a_replica_off_until_it_is_healed() {
-    let (r1, r2) = pair("100/h").await;
+    let (r1, r2) = pair("100/d").await;
     r1.list([r2.address]);
     r1.mesh.partition(true).await.unwrap();
     assert_eq!(r1.connected().await, 0);
@@ -359,7 +361,7 @@ async fn a_partition_cuts_a_replica_off_until_it_is_healed() {
 
 #[tokio::test]
 async fn metrics_speak_of_peers_frames_and_entries() {
-    let (r1, r2) = pair("100/h").await;
+    let (r1, r2) = pair("100/d").await;
     r1.spend("k", 10);
     agreed(&[&r2], "k", 90).await;
     for (replica, direction) in [(&r1, "sent"), (&r2, "received")] {
@@ -374,7 +376,7 @@ async fn metrics_speak_of_peers_frames_and_entries() {
     until("nothing is unsynced", async || r1.metric("replication_unsynced_tokens") == 0.0).await;
     let lag = r1.metric("replication_lag_seconds");
     assert!((0.0..3.0).contains(&lag), "{lag}");
-    let other = Replica::start(Spec::new("r3", "50/h"), [r1.address]).await;
+    let other = Replica::start(Spec::new("r3", "50/d"), [r1.address]).await;
     other.joined().await;
     until("another quota is a mismatch", async || {
         r1.metric("peer_config_mismatch{limit=\"per-key\"}") == 1.0

@@ -306,6 +306,8 @@ impl Engine {
             Side::Dialled(address) => address.to_string(),
             Side::Accepted => hello.address.clone(),
         };
+        // Whoever was lost there before has been restarted.
+        self.bury_lost_at(&address, Some(theirs));
         let catalog = Catalog::new(&hello.limits, &self.limits);
         let origin = self.origins.intern(theirs);
         let met = self.peers.contains_key(&theirs);
@@ -455,6 +457,30 @@ impl Engine {
         self.stats.dial_failures += 1;
         if let Some(gone) = self.contacts.failed(address, failure, now) {
             self.bury_if_lost(gone, now);
+        }
+        if self.contacts.is_deserted(address) {
+            self.bury_lost_at(&address.to_string(), None);
+        }
+    }
+
+    /// Buries the peers that are lost and lived at an address, whether they were
+    /// dialled there or said so, other than the one that lives there now.
+    fn bury_lost_at(&mut self, address: &str, now_there: Option<Incarnation>) {
+        if address.is_empty() {
+            return;
+        }
+        let gone: Vec<Incarnation> = self
+            .peers
+            .iter()
+            .filter(|(incarnation, peer)| {
+                peer.session.is_none()
+                    && peer.address == address
+                    && Some(**incarnation) != now_there
+            })
+            .map(|(incarnation, _)| *incarnation)
+            .collect();
+        for incarnation in gone {
+            self.bury(incarnation);
         }
     }
 

@@ -169,15 +169,13 @@ impl Replica {
         self.look(move |engine, now| engine.bucket(id, now)).await
     }
 
-    /// Whole tokens left for `key`.
+    /// Tokens left for `key`, to the nearest one: refilling and averaging move
+    /// small parts of a token.
     pub async fn remaining(&self, key: &str) -> u64 {
-        match self.bucket(key).await {
-            Some(bucket) => bucket.level.whole(),
-            None => {
-                let limits = self.limiter.limits();
-                limits.iter().next().unwrap().1.default_quota().burst().whole()
-            }
-        }
+        let limits = self.limiter.limits();
+        let burst = limits.iter().next().unwrap().1.default_quota().burst();
+        let level = self.bucket(key).await.map_or(burst, |bucket| bucket.level);
+        level.plus(Tokens::from_micros(Tokens::MICRO / 2)).whole()
     }
 
     pub async fn peers(&self) -> Vec<PeerView> {

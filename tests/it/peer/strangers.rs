@@ -108,7 +108,7 @@ fn refusals(replica: &Replica, reason: &str) -> f64 {
 
 /// The replica goes on: it takes another peer, and what that spends.
 async fn still_works(replica: &Replica) {
-    let peer = Replica::start(Spec::new("honest", "100/h"), [replica.address]).await;
+    let peer = Replica::start(Spec::new("honest", "100/d"), [replica.address]).await;
     peer.joined().await;
     let left = replica.remaining("honest").await;
     assert_eq!(peer.spend("honest", 1), 1);
@@ -116,7 +116,7 @@ async fn still_works(replica: &Replica) {
 }
 
 async fn victim() -> Replica {
-    Replica::start(Spec::new("victim", "100/h"), []).await
+    Replica::start(Spec::new("victim", "100/d"), []).await
 }
 
 #[tokio::test]
@@ -154,7 +154,7 @@ async fn another_group_or_version_is_refused_with_the_reason() {
 #[tokio::test]
 async fn a_replica_of_another_group_is_never_a_peer() {
     let replica = victim().await;
-    let spec = Spec { group: "other".to_owned(), ..Spec::new("other", "100/h") };
+    let spec = Spec { group: "other".to_owned(), ..Spec::new("other", "100/d") };
     let other = Replica::start(spec, [replica.address]).await;
     until("it was refused twice", async || refusals(&replica, "group") >= 2.0).await;
     other.joined().await;
