@@ -5,16 +5,15 @@
 //!
 //! | layer | modules | role |
 //! |---|---|---|
-//! | 9 | `main`, `cli` | arguments to commands to exit status |
-//! | 8 | `app` | composition: binds every socket, owns start and stop |
-//! | 7 | `config` | one field for each module's own configuration |
-//! | 6 | `admin` | gRPC for operators, HTTP for the kubelet and Prometheus |
-//! | 5 | `proxy`, `peer` | the data path; the mesh between replicas |
-//! | 4 | `discovery` | who the peers are |
-//! | 3 | `replication` (pure) | what replicas owe each other |
-//! | 2 | `limiter` (pure), `telemetry` | may this request pass, and if not, when; log and metrics |
-//! | 1 | `runtime` | process plumbing that knows no domain |
-//! | 0 | `time`, `wire`, `settings` | clock, generated code, notations of settings |
+//! | 8 | `main`, `cli` | arguments to commands to exit status |
+//! | 7 | `app` | composition: binds every socket, owns start and stop |
+//! | 6 | `config` | one field for each module's own configuration |
+//! | 5 | `admin` | gRPC for operators, HTTP for the kubelet and Prometheus |
+//! | 4 | `proxy`, `peer` | the data path; the mesh between replicas |
+//! | 3 | `discovery` | who the peers are |
+//! | 2 | `replication` (pure), `telemetry` | what replicas owe each other; log and metrics |
+//! | 1 | `limiter` (pure), `runtime` | may this request pass, and if not, when; process plumbing |
+//! | 0 | `time`, `wire`, `settings` | clock, generated code, notations of the configuration |
 //!
 //! Pure modules have no tokio, tonic, hyper, sockets, files, randomness or
 //! clock: time comes in as an argument, events go in, actions come out. That is
@@ -24,12 +23,11 @@ pub mod settings;
 pub mod time;
 pub mod wire;
 
+pub mod limiter;
 pub mod runtime;
 
-pub mod limiter;
-pub mod telemetry;
-
 pub mod replication;
+pub mod telemetry;
 
 pub mod discovery;
 

@@ -21,15 +21,14 @@ use std::path::{Path, PathBuf};
 /// The layers, lowest first. `src/lib.rs` documents the same table.
 const LAYERS: &[(u8, &[&str])] = &[
     (0, &["time", "wire", "settings"]),
-    (1, &["runtime"]),
-    (2, &["limiter", "telemetry"]),
-    (3, &["replication"]),
-    (4, &["discovery"]),
-    (5, &["proxy", "peer"]),
-    (6, &["admin"]),
-    (7, &["config"]),
-    (8, &["app"]),
-    (9, &["main", "cli"]),
+    (1, &["limiter", "runtime"]),
+    (2, &["replication", "telemetry"]),
+    (3, &["discovery"]),
+    (4, &["proxy", "peer"]),
+    (5, &["admin"]),
+    (6, &["config"]),
+    (7, &["app"]),
+    (8, &["main", "cli"]),
 ];
 
 /// No I/O, no clock, no chance.

@@ -7,8 +7,13 @@ use crate::replication::{BucketView, Incarnation, PeerView};
 
 /// The cluster as this replica knows it. Implemented over the mesh.
 pub trait Cluster: Send + Sync + 'static {
-    /// The mesh at this moment.
+    /// The mesh at this moment. Called for every message of an answer, so that
+    /// it must not look at buckets.
     fn mesh(&self) -> impl Future<Output = Result<MeshView, Stopped>> + Send;
+
+    /// Micro-tokens over all buckets that peers have not been told of. May visit
+    /// every bucket.
+    fn unsent(&self) -> impl Future<Output = Result<u64, Stopped>> + Send;
 
     /// The buckets of these identities at one moment, one answer for each in the
     /// same order; `None` for a bucket that does not exist. Called with at most a
@@ -48,6 +53,4 @@ pub struct ReplicaView {
     pub group: String,
     /// Whether it knows what its peers know, or has waited long enough.
     pub joined: bool,
-    /// Micro-tokens over all buckets that peers have not been told of.
-    pub unsent: u64,
 }

@@ -189,9 +189,10 @@ pub(super) fn knowledge(mesh: &MeshView) -> pb::Knowledge {
     }
 }
 
-pub(super) fn peers(mesh: &MeshView) -> pb::ListPeersResponse {
+/// The mesh; this replica has not yet told its peers of `unsent` micro-tokens.
+pub(super) fn peers(mesh: &MeshView, unsent: u64) -> pb::ListPeersResponse {
     let this = &mesh.this;
-    let unsent = signed(this.unsent);
+    let unsent = signed(unsent);
     pb::ListPeersResponse {
         this: Some(pb::Replica {
             incarnation: this.incarnation.to_string(),

@@ -1,4 +1,4 @@
-//! Admin (layer 6): what operators ask over gRPC, and what the kubelet and
+//! Admin (layer 5): what operators ask over gRPC, and what the kubelet and
 //! Prometheus ask over HTTP.
 //!
 //! Invariants:

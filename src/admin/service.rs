@@ -195,7 +195,8 @@ impl<C: Cluster> Admin for AdminService<C> {
         &self,
         _: Request<pb::ListPeersRequest>,
     ) -> Result<Response<pb::ListPeersResponse>, Status> {
-        Ok(Response::new(convert::peers(&self.mesh().await?)))
+        let unsent = self.cluster.unsent().await.map_err(stopped)?;
+        Ok(Response::new(convert::peers(&self.mesh().await?, unsent)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! App (layer 8): the composition root.
+//! App (layer 7): the composition root.
 //!
 //! [`App::bind`] makes every part and binds every socket, so that an address in
 //! use is an error before anything runs; [`App::run`] starts the parts, waits for

@@ -148,12 +148,16 @@ async fn list(args: ListArgs, out: &mut (dyn Write + Send)) -> Result<(), Error>
     let mut admin = client.connect().await?;
     let mut stream = admin.list_buckets(request).await.map_err(failed)?.into_inner();
     let mut buckets = Vec::new();
+    let mut known = Knowledge::from(pb::Knowledge::default());
     while let Some(message) = stream.message().await.map_err(failed)? {
-        let knowledge = Knowledge::from(message.knowledge.unwrap_or_default());
-        buckets.extend(message.buckets.into_iter().map(|b| Bucket::new(b, &knowledge)));
+        known = Knowledge::from(message.knowledge.unwrap_or_default());
+        buckets.extend(message.buckets.into_iter().map(|b| Bucket::new(b, &known)));
     }
     buckets.sort_by_cached_key(|bucket| (bucket.limit.clone(), bucket.key_text()));
-    client.print(out, &buckets, |buckets| list_table(buckets))
+    client.print(out, &buckets, |buckets| {
+        // The table is of the moment of its last message.
+        format!("{}\n\n{} bucket(s); {}", list_table(buckets), buckets.len(), known.text())
+    })
 }
 
 async fn get(args: GetArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
@@ -358,8 +362,8 @@ impl From<pb::Knowledge> for Knowledge {
 impl Knowledge {
     fn text(&self) -> String {
         let mut text = match (self.live_peers, self.suspect_peers) {
-            (0, 0) => return "exact: no peers are known".to_owned(),
-            (0, _) => "this replica's alone".to_owned(),
+            (0, 0) => return "exact, no peers are known".to_owned(),
+            (0, _) => "of this replica alone".to_owned(),
             (live, _) => {
                 format!("up to {} old, {live} live peer(s)", span(self.age.as_ref()))
             }

@@ -12,6 +12,7 @@ use crate::telemetry;
 pub mod buckets;
 mod check;
 pub mod client;
+mod demo;
 pub mod limits;
 pub mod peers;
 mod run;
@@ -74,6 +75,8 @@ impl From<LogFormat> for telemetry::LogFormat {
 enum Command {
     /// Run a replica, from a configuration file or from flags.
     Run(run::Args),
+    /// See three replicas enforce one limit together, on this machine.
+    Demo(demo::Args),
     /// Check a configuration file and show its limits.
     Check(check::Args),
     /// Print the JSON Schema of the configuration file.
@@ -90,6 +93,7 @@ enum Command {
 pub fn run(args: Args) -> ExitCode {
     let result = match args.command {
         Command::Run(run) => run::run(&run, args.log_format),
+        Command::Demo(demo) => demo::run(&demo, args.log_format),
         Command::Check(args) => check::run(&args),
         Command::Schema => schema::run(),
         Command::Buckets(args) => ask(async |out| buckets::run(args, out).await),

@@ -1,4 +1,4 @@
-//! Listening addresses (layer 0).
+//! Listening addresses (layer 1).
 
 use std::borrow::Cow;
 use std::fmt;

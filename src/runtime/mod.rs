@@ -1,4 +1,4 @@
-//! Process plumbing (layer 0): drain, readiness, signals, supervised tasks,
+//! Process plumbing (layer 1): drain, readiness, signals, supervised tasks,
 //! listening sockets. Nothing here knows what the process does.
 
 mod drain;

@@ -1,4 +1,4 @@
-//! Telemetry (layer 1): the log, and the registry behind `/metrics`.
+//! Telemetry (layer 2): the log, and the registry behind `/metrics`.
 //!
 //! Invariant: nothing that leaves here carries a key's value; labels are bounded.
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -24,10 +24,10 @@ use tidegate::time::{Clock, Timestamp};
 use tidegate::wire::tidegate::admin::v1 as pb;
 use tidegate::wire::tidegate::admin::v1::admin_client::AdminClient;
 use tokio::io::AsyncReadExt as _;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tonic::Code;
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -78,6 +78,8 @@ struct FakeCluster {
     peers: Vec<PeerView>,
     /// What the peer spent from a bucket, in micro-tokens.
     spent: Mutex<BTreeMap<BucketId, u64>>,
+    /// How many more replicas spent from every bucket.
+    crowd: AtomicU8,
     stopped: AtomicBool,
 }
 
@@ -96,11 +98,17 @@ impl Cluster for Shared {
                 address: "10.0.0.1:9401".into(),
                 group: "default".into(),
                 joined: engine.is_joined(),
-                unsent: engine.unsent(),
             },
             peers: self.0.peers.clone(),
             listed_addresses: 3,
         })
+    }
+
+    async fn unsent(&self) -> Result<u64, Stopped> {
+        if self.0.stopped.load(Ordering::SeqCst) {
+            return Err(Stopped);
+        }
+        Ok(1_500_000)
     }
 
     async fn buckets(&self, ids: Vec<BucketId>) -> Result<Vec<Option<BucketView>>, Stopped> {
@@ -118,6 +126,9 @@ impl Cluster for Shared {
                 if let Some(micros) = spent.get(&id) {
                     view.spent.push((PEER, *micros));
                     view.heard_nanos_ago = Some(250_000_000);
+                }
+                for n in 0..self.0.crowd.load(Ordering::SeqCst) {
+                    view.spent.push((Incarnation::from_bytes([n; 16]), u64::MAX));
                 }
                 Some(view)
             })
@@ -243,6 +254,7 @@ impl Replica {
             clock: clock.clone(),
             peers,
             spent: Mutex::default(),
+            crowd: AtomicU8::new(0),
             stopped: AtomicBool::new(false),
         });
         let (server, address) = AdminServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -259,9 +271,18 @@ impl Replica {
         self.limiter.decide(&Asked { ip, headers }, self.clock.now()).is_admitted()
     }
 
+    async fn channel(&self) -> Channel {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).unwrap();
+        endpoint.connect().await.unwrap()
+    }
+
     /// A client as anybody would make one: default limits.
     async fn client(&self) -> AdminClient<Channel> {
-        AdminClient::connect(format!("http://{}", self.address)).await.unwrap()
+        AdminClient::new(self.channel().await)
+    }
+
+    async fn health_client(&self) -> HealthClient<Channel> {
+        HealthClient::new(self.channel().await)
     }
 
     async fn get(
@@ -580,6 +601,24 @@ async fn ad_g2_two_hundred_thousand_keys_are_listed_whole_in_small_messages() {
 }
 
 #[tokio::test]
+async fn messages_stay_small_when_each_bucket_is_large() {
+    let replica = Replica::start().await;
+    replica.cluster.crowd.store(200, Ordering::SeqCst);
+    for n in 0..250 {
+        replica.ask([10, 0, 0, n], &[]);
+    }
+    let messages = replica.list(pb::ListBucketsRequest::default()).await;
+    let sizes: Vec<usize> = messages.iter().map(pb::ListBucketsResponse::encoded_len).collect();
+    assert!(sizes.iter().sum::<usize>() > 2_000_000, "{sizes:?}");
+    assert!(sizes.iter().all(|size| *size < 256 * 1024), "{sizes:?}");
+    let ids: HashSet<&str> =
+        messages.iter().flat_map(|m| &m.buckets).map(|b| b.id.as_str()).collect();
+    assert_eq!(ids.len(), 250);
+    let told: usize = messages.iter().map(|m| m.buckets.len()).sum();
+    assert_eq!(told, 250);
+}
+
+#[tokio::test]
 async fn listings_at_the_same_time_are_few_and_a_dropped_one_makes_room() {
     // More than the windows of HTTP/2 hold, so that a listing nobody reads stays.
     let rule = Rule { key: key(&[Source::Header("x-key".into())]), ..Rule::default() };
@@ -612,6 +651,7 @@ async fn peers_are_listed_with_this_replica() {
     let this = answer.this.unwrap();
     assert_eq!((this.incarnation, this.name.as_str()), (ME.to_string(), "pod-a"));
     assert!(this.joined);
+    assert_eq!((this.unsent, this.unsent_micros), (1.5, 1_500_000));
     assert_eq!(this.version, env!("CARGO_PKG_VERSION"));
     assert_eq!(answer.listed_addresses, 3);
     let [live, lost] = &answer.peers[..] else { panic!("{:?}", answer.peers) };
@@ -641,8 +681,7 @@ async fn a_stopped_mesh_is_unavailable_and_limits_still_answer() {
 #[tokio::test]
 async fn health_follows_readiness_and_the_drain() {
     let replica = Replica::start().await;
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", replica.address));
-    let mut health = HealthClient::new(endpoint.unwrap().connect().await.unwrap());
+    let mut health = replica.health_client().await;
     let ask = |service: &str| HealthCheckRequest { service: service.into() };
     let mut watch = health.watch(ask("")).await.unwrap().into_inner();
     assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
@@ -664,8 +703,7 @@ async fn health_follows_readiness_and_the_drain() {
 #[tokio::test]
 async fn it_answers_while_draining_and_open_streams_do_not_hold_up_its_end() {
     let mut replica = Replica::start().await;
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", replica.address));
-    let mut health = HealthClient::new(endpoint.unwrap().connect().await.unwrap());
+    let mut health = replica.health_client().await;
     let mut watch =
         health.watch(HealthCheckRequest { service: String::new() }).await.unwrap().into_inner();
     watch.message().await.unwrap().unwrap();
@@ -685,11 +723,13 @@ async fn it_answers_while_draining_and_open_streams_do_not_hold_up_its_end() {
 #[tokio::test]
 async fn dropping_the_server_cuts_its_connections() {
     let replica = Replica::start().await;
-    let mut client = replica.client().await;
-    client.list_limits(pb::ListLimitsRequest {}).await.unwrap();
+    let mut health = replica.health_client().await;
+    let mut watch =
+        health.watch(HealthCheckRequest { service: String::new() }).await.unwrap().into_inner();
+    watch.message().await.unwrap().unwrap();
     replica.server.abort();
-    let gone = async { while client.list_limits(pb::ListLimitsRequest {}).await.is_ok() {} };
-    tokio::time::timeout(Duration::from_secs(5), gone).await.unwrap();
+    let cut = async { while let Ok(Some(_)) = watch.message().await {} };
+    tokio::time::timeout(Duration::from_secs(5), cut).await.expect("the open stream is cut");
 }
 
 #[tokio::test]
@@ -739,8 +779,7 @@ async fn reflection_lists_what_is_served_and_describes_it() {
     use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
     use tonic_reflection::pb::v1alpha;
     let replica = Replica::start().await;
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", replica.address));
-    let channel = endpoint.unwrap().connect().await.unwrap();
+    let channel = replica.channel().await;
     let mut client = ServerReflectionClient::new(channel.clone());
     let mut answers = Vec::new();
     for question in [
@@ -806,6 +845,8 @@ async fn the_program_prints_buckets_as_a_table() {
     }
     replica.ask([203, 0, 113, 7], &[]);
     let text = replica.tidegate(&["buckets", "list"]).await.unwrap();
+    let (text, known) = text.split_once("\n\n").unwrap();
+    assert_eq!(known, "2 bucket(s); up to 120ms old, 1 live peer(s); 1 peer(s) are not heard\n");
     let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
     assert_eq!(
         lines,
@@ -822,12 +863,17 @@ async fn the_program_prints_buckets_as_a_table() {
     let end = *ends.iter().next().unwrap();
     assert!(text.lines().skip(1).all(|l| l.as_bytes()[end - 1].is_ascii_digit()), "{text}");
 
-    let text = replica.tidegate(&["buckets", "list", "--not-full", "--max", "1"]).await.unwrap();
-    assert_eq!(text.lines().count(), 2);
-    let text = replica.tidegate(&["buckets", "list", "--prefix", "203.0.113.9"]).await.unwrap();
-    assert_eq!(text.lines().count(), 2);
-    let text = replica.tidegate(&["buckets", "list", "--limit", "tenants"]).await.unwrap();
-    assert_eq!(text.lines().count(), 1);
+    for (filter, count) in [
+        (&["--not-full", "--max", "1"][..], 1),
+        (&["--prefix", "203.0.113.9"], 1),
+        (&["--limit", "per-client"], 2),
+        (&["--limit", "tenants"], 0),
+    ] {
+        let text = replica.tidegate(&[&["buckets", "list"], filter].concat()).await.unwrap();
+        let (table, known) = text.split_once("\n\n").unwrap();
+        assert_eq!(table.lines().count(), 1 + count, "{text}");
+        assert!(known.starts_with(&format!("{count} bucket(s); up to 120ms old")), "{text}");
+    }
 }
 
 #[tokio::test]
@@ -938,10 +984,10 @@ async fn the_program_says_what_went_wrong_by_its_exit_status() {
     let error = replica.tidegate(&["peers"]).await.unwrap_err();
     assert_eq!(error.exit() as u8, 69, "{error}");
 
-    // A port that was just free: nothing listens there.
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    // Bound, so that nobody else gets the port, but not listening.
+    let held = TcpSocket::new_v4().unwrap();
+    held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = held.local_addr().unwrap();
     for args in [&["limits"][..], &["peers"], &["buckets", "list"], &["buckets", "get", "a", "b"]] {
         let error = run(args, Some(address)).await.unwrap_err();
         assert_eq!(error.exit() as u8, 69, "{error}");
