@@ -5,6 +5,7 @@ use bytes::Bytes;
 use prost::Message as _;
 use tidegate::wire::tidegate::peer::v1 as wire;
 use tidegate::wire::tidegate::peer::v1::replication_client::ReplicationClient;
+use tidegate::wire::tidegate::peer::v1::replication_server::{Replication, ReplicationServer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -328,5 +329,61 @@ async fn garbage_is_survived_at_every_level() {
     };
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     assert_eq!(refusals(&replica, "malformed"), 1.0);
+    still_works(&replica).await;
+}
+
+/// Accepts every stream, says Hello, and then something that cannot be.
+struct Broken {
+    streams: std::sync::atomic::AtomicUsize,
+    hello: wire::Hello,
+    entry: wire::Entry,
+}
+
+#[tonic::async_trait]
+impl Replication for std::sync::Arc<Broken> {
+    type ExchangeStream = ReceiverStream<Result<wire::Frame, Status>>;
+
+    async fn exchange(
+        &self,
+        request: tonic::Request<Streaming<wire::Frame>>,
+    ) -> Result<tonic::Response<Self::ExchangeStream>, Status> {
+        self.streams.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let (frames, outgoing) = mpsc::channel(2);
+        let broken = wire::Entry { fresh_spent: u64::MAX, ..self.entry.clone() };
+        let bodies = [wire::frame::Body::Hello(self.hello.clone()), update(vec![broken])];
+        for (seq, body) in (1..).zip(bodies) {
+            let frame = wire::Frame { seq, body: Some(body), ..Default::default() };
+            frames.send(Ok(frame)).await.unwrap();
+        }
+        tokio::spawn(async move {
+            let mut inbound = request.into_inner();
+            while let Ok(Some(_)) = inbound.message().await {}
+            drop(frames);
+        });
+        Ok(tonic::Response::new(ReceiverStream::new(outgoing)))
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_always_breaks_the_protocol_is_not_dialled_again_and_again() {
+    let replica = victim().await;
+    let broken = std::sync::Arc::new(Broken {
+        streams: 0.into(),
+        hello: hello(&replica, 1),
+        entry: entry(&replica, "k", 1),
+    });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    replica.list([listener.local_addr().unwrap()]);
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    let service = ReplicationServer::new(std::sync::Arc::clone(&broken));
+    tokio::spawn(tonic::transport::Server::builder().serve_with_incoming(service, incoming));
+    until("it was found out", async || refusals(&replica, "violation") >= 1.0).await;
+    // The engine believes that it dialled and failed, and backs off.
+    until("it would have been dialled twice more", async || {
+        replica.look(|engine, _| engine.stats().dial_failures).await >= 2
+    })
+    .await;
+    assert_eq!(broken.streams.load(std::sync::atomic::Ordering::Relaxed), 1);
+    assert_eq!(replica.remaining("k").await, 100);
     still_works(&replica).await;
 }
