@@ -18,7 +18,7 @@ use super::cluster::Cluster;
 use super::connection;
 use super::routes::{Routes, route};
 use super::service::AdminService;
-use crate::runtime::{Drain, Stage};
+use crate::runtime::{Drain, ListenAddr, Stage};
 use crate::wire;
 use crate::wire::tidegate::admin::v1::admin_server::{AdminServer as Grpc, SERVICE_NAME};
 
@@ -92,10 +92,8 @@ impl AdminServer {
     ///
     /// # Errors
     /// If it cannot be bound; the text names the address.
-    pub fn bind(listen: SocketAddr) -> io::Result<(Self, SocketAddr)> {
-        let listener = TcpListener::bind(listen)
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .map_err(|e| io::Error::new(e.kind(), format!("cannot listen on {listen}: {e}")))?;
+    pub fn bind(listen: ListenAddr) -> io::Result<(Self, SocketAddr)> {
+        let listener = listen.bind(false)?;
         let address = listener.local_addr()?;
         let health = Health { reporter: HealthReporter::new(), leaving: Arc::default() };
         // Nobody else has the reporter yet, so that this does not wait.

@@ -29,12 +29,15 @@ impl Cluster for MeshCluster {
                 address: engine.address().to_owned(),
                 group,
                 joined: engine.is_joined(),
-                unsent: engine.unsent(),
             },
             peers: engine.peers(now),
             listed_addresses: engine.listed_addresses(),
         });
         view.await.map_err(|_| Stopped)
+    }
+
+    async fn unsent(&self) -> Result<u64, Stopped> {
+        self.mesh.inspect(|engine, _| engine.unsent()).await.map_err(|_| Stopped)
     }
 
     async fn buckets(&self, ids: Vec<BucketId>) -> Result<Vec<Option<BucketView>>, Stopped> {

@@ -119,8 +119,7 @@ impl App {
 
         let (http, telemetry_address) =
             HttpServer::bind(config.telemetry.listen).context("telemetry")?;
-        let (admin, admin_address) =
-            AdminServer::bind(config.admin.listen.addr()).context("admin")?;
+        let (admin, admin_address) = AdminServer::bind(config.admin.listen).context("admin")?;
         let (proxy, proxy_address) = Proxy::bind(
             config.proxy.clone(),
             Arc::clone(&limiter),

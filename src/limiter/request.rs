@@ -62,7 +62,7 @@ impl fmt::Display for Client {
             IpAddr::V6(group) if self.ipv6_prefix < 128 => {
                 write!(f, "{group}/{}", self.ipv6_prefix)
             }
-            ip => write!(f, "{ip}"),
+            ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => write!(f, "{ip}"),
         }
     }
 }

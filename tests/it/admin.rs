@@ -833,7 +833,7 @@ async fn an_unknown_service_is_unimplemented() {
 #[test]
 fn a_port_in_use_is_named() {
     let (_held, address) = AdminServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let error = AdminServer::bind(address).unwrap_err();
+    let error = AdminServer::bind(address.into()).unwrap_err();
     assert!(error.to_string().contains(&address.to_string()), "{error}");
 }
 
@@ -1011,6 +1011,6 @@ fn arguments_that_make_no_sense_are_usage_errors() {
         let words = ["tidegate"].into_iter().chain(args.iter().copied());
         let error = Program::try_parse_from(words).err();
         let error = error.unwrap_or_else(|| panic!("{args:?} is taken"));
-        assert_eq!(error.exit() as u8, 2, "{args:?}");
+        assert_eq!(error.exit_code(), 2, "{args:?}");
     }
 }

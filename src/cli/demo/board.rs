@@ -36,10 +36,15 @@ impl Board {
         let before = sum(&self.admitted) + sum(&self.refused);
         self.admitted = admitted.to_vec();
         self.refused = refused.to_vec();
-        let arrived = (sum(admitted) + sum(refused)).saturating_sub(before);
-        self.bucket.advance(&self.quota, now);
-        for _ in 0..arrived {
-            self.ideal += u64::from(self.bucket.try_take(ONE));
+        let mut waiting = (sum(admitted) + sum(refused)).saturating_sub(before);
+        // They came somewhere between two samples: before the refill, which a
+        // full bucket would lose otherwise, and after it.
+        for when in [self.bucket.advanced_at(), now] {
+            self.bucket.advance(&self.quota, when);
+            while waiting > 0 && self.bucket.try_take(ONE) {
+                self.ideal += 1;
+                waiting -= 1;
+            }
         }
     }
 
