@@ -1,6 +1,9 @@
 //! What strangers and broken peers can do to a mesh: nothing beyond their own
 //! stream. Frames are made by hand here, with the generated client.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use bytes::Bytes;
 use prost::Message as _;
 use tidegate::wire::tidegate::peer::v1 as wire;
@@ -334,20 +337,20 @@ async fn garbage_is_survived_at_every_level() {
 
 /// Accepts every stream, says Hello, and then something that cannot be.
 struct Broken {
-    streams: std::sync::atomic::AtomicUsize,
+    streams: AtomicUsize,
     hello: wire::Hello,
     entry: wire::Entry,
 }
 
 #[tonic::async_trait]
-impl Replication for std::sync::Arc<Broken> {
+impl Replication for Broken {
     type ExchangeStream = ReceiverStream<Result<wire::Frame, Status>>;
 
     async fn exchange(
         &self,
         request: tonic::Request<Streaming<wire::Frame>>,
     ) -> Result<tonic::Response<Self::ExchangeStream>, Status> {
-        self.streams.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.streams.fetch_add(1, Ordering::Relaxed);
         let (frames, outgoing) = mpsc::channel(2);
         let broken = wire::Entry { fresh_spent: u64::MAX, ..self.entry.clone() };
         let bodies = [wire::frame::Body::Hello(self.hello.clone()), update(vec![broken])];
@@ -367,7 +370,7 @@ impl Replication for std::sync::Arc<Broken> {
 #[tokio::test]
 async fn a_peer_that_always_breaks_the_protocol_is_not_dialled_again_and_again() {
     let replica = victim().await;
-    let broken = std::sync::Arc::new(Broken {
+    let broken = Arc::new(Broken {
         streams: 0.into(),
         hello: hello(&replica, 1),
         entry: entry(&replica, "k", 1),
@@ -375,7 +378,7 @@ async fn a_peer_that_always_breaks_the_protocol_is_not_dialled_again_and_again()
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     replica.list([listener.local_addr().unwrap()]);
     let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-    let service = ReplicationServer::new(std::sync::Arc::clone(&broken));
+    let service = ReplicationServer::from_arc(Arc::clone(&broken));
     tokio::spawn(tonic::transport::Server::builder().serve_with_incoming(service, incoming));
     until("it was found out", async || refusals(&replica, "violation") >= 1.0).await;
     // The engine believes that it dialled and failed, and backs off.
@@ -383,7 +386,7 @@ async fn a_peer_that_always_breaks_the_protocol_is_not_dialled_again_and_again()
         replica.look(|engine, _| engine.stats().dial_failures).await >= 2
     })
     .await;
-    assert_eq!(broken.streams.load(std::sync::atomic::Ordering::Relaxed), 1);
+    assert_eq!(broken.streams.load(Ordering::Relaxed), 1);
     assert_eq!(replica.remaining("k").await, 100);
     still_works(&replica).await;
 }
