@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
@@ -21,7 +21,7 @@ use tidegate::time::{Clock, Timestamp};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use super::until;
+use super::{PATIENCE, until};
 
 /// How a replica is started.
 #[derive(Clone, Debug)]
@@ -241,16 +241,14 @@ pub async fn meshed(replicas: &[&Replica]) {
 /// Waits until all agree on what is left for `key`.
 pub async fn agreed(replicas: &[&Replica], key: &str, remaining: u64) {
     for (index, replica) in replicas.iter().enumerate() {
-        let mut seen = u64::MAX;
-        let what = format!("replica {index} knows that {remaining} are left for {key}");
-        until(&what, async || {
-            let left = replica.remaining(key).await;
-            if left != seen {
-                seen = left;
+        let started = Instant::now();
+        while replica.remaining(key).await != remaining {
+            if started.elapsed() > PATIENCE {
+                let bucket = replica.bucket(key).await;
+                panic!("replica {index} does not come to {remaining} left for {key}: {bucket:#?}");
             }
-            left == remaining
-        })
-        .await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
 }
 
