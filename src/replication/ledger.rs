@@ -22,6 +22,8 @@ use crate::time::Timestamp;
 const AVERAGING_NANOS: f64 = 1e9;
 /// Shortest window of the measured rate of a peer.
 const RATE_WINDOW_NANOS: f64 = 3e9;
+/// How much later than this replica another one may hear of a peer's spending.
+const UNHEARD_NANOS: u64 = 1_000_000_000;
 /// Own flushes remembered for the averaging.
 const HISTORY: usize = 16;
 /// Requests over which the mean cost is exact; afterwards its smoothing.
@@ -81,6 +83,9 @@ struct Peer {
     rate: f64,
     at: Timestamp,
     averaged_at: Timestamp,
+    /// It has had a flush of this replica's, so that its level contains what
+    /// this replica spent.
+    knows_us: bool,
     /// A snapshot that contained this origin was merged: its history before the
     /// first entry is in the level too.
     merged: bool,
@@ -299,6 +304,7 @@ pub(super) fn apply(
                 rate: 0.0,
                 at: now,
                 averaged_at: now,
+                knows_us: false,
                 merged: false,
             };
             match found {
@@ -314,6 +320,7 @@ pub(super) fn apply(
         }
     };
     let peer = &mut ledger.peers[known];
+    peer.knows_us |= entry.ack != 0;
     let news = entry.spent > peer.spent || entry.returned > peer.returned;
     let newer_flush = peer.heard == 0 || newer(entry.flush, peer.heard);
     if !news && !newer_flush {
@@ -404,9 +411,9 @@ pub(super) fn merge(
     let own_net = own.0.saturating_sub(own.1);
     let contained = match mine {
         Some(c) => c.spent.saturating_sub(c.returned),
-        // A peer that we know on this bucket had our spending and forgot whose
-        // it was; a stranger never had it.
-        None if ledger.peers.iter().any(|p| p.origin == from) => own_net,
+        // A peer that once had our spending forgot whose it was; any other never
+        // had it, though it may have told us of its own.
+        None if ledger.peers.iter().any(|p| p.origin == from && p.knows_us) => own_net,
         None => 0,
     };
     let mut outside = own_net.saturating_sub(contained);
@@ -415,7 +422,11 @@ pub(super) fn merge(
             .contributions
             .iter()
             .find(|c| origin(c.incarnation) == Some(peer.origin) && c.generation == peer.generation)
-            .map_or(peer.net(), |c| c.spent.saturating_sub(c.returned));
+            .map(|c| c.spent.saturating_sub(c.returned));
+        // Not named in the row: not heard by its sender yet, if we heard it only
+        // just now, and otherwise forgotten by it.
+        let unheard = now.nanos_since(peer.at) < UNHEARD_NANOS;
+        let inside = inside.unwrap_or(if unheard { 0 } else { peer.net() });
         outside = outside.saturating_add(peer.net().saturating_sub(inside));
     }
     let mut news = false;
@@ -440,6 +451,7 @@ pub(super) fn merge(
                     rate: 0.0,
                     at: now,
                     averaged_at: now,
+                    knows_us: false,
                     merged: true,
                 };
                 match found {
@@ -476,7 +488,9 @@ mod tests {
     const TOKEN: u64 = 1_000_000;
     const ME: Incarnation = Incarnation::from_bytes([1; 16]);
     const PEER: Incarnation = Incarnation::from_bytes([2; 16]);
+    const THIRD: Incarnation = Incarnation::from_bytes([3; 16]);
     const ORIGIN: OriginId = OriginId(7);
+    const OTHER: OriginId = OriginId(8);
 
     /// A bucket of 100 tokens that refills nothing during a test, `spent` of
     /// which this replica spent.
@@ -508,13 +522,20 @@ mod tests {
         }
 
         fn apply(&self, spent: u64, fresh: u64, flush: u32, generation: u32) -> Applied {
-            let entry = entry(spent, fresh, flush, generation);
+            self.apply_entry(&entry(spent, fresh, flush, generation))
+        }
+
+        fn apply_entry(&self, entry: &Entry) -> Applied {
             let terms =
                 Terms { origin: ORIGIN, replicas: 2, round_trip: 2_000_000, averaging: false };
-            self.with(|slot, quota| apply(slot, &entry, terms, quota, NOW))
+            self.with(|slot, quota| apply(slot, entry, terms, quota, NOW))
         }
 
         fn merge(&self, deficit: u64, contributions: &[(Incarnation, u64)]) {
+            self.merge_from(ORIGIN, deficit, contributions);
+        }
+
+        fn merge_from(&self, from: OriginId, deficit: u64, contributions: &[(Incarnation, u64)]) {
             let contributions = contributions
                 .iter()
                 .map(|(incarnation, spent)| Contribution {
@@ -532,8 +553,12 @@ mod tests {
                 contributions,
                 key: None,
             };
-            let find = |incarnation| (incarnation == PEER).then_some(ORIGIN);
-            self.with(|slot, quota| merge(slot, &row, ORIGIN, ME, find, quota, NOW));
+            let find = |incarnation| match incarnation {
+                PEER => Some(ORIGIN),
+                THIRD => Some(OTHER),
+                _ => None,
+            };
+            self.with(|slot, quota| merge(slot, &row, from, ME, find, quota, NOW));
         }
     }
 
@@ -614,9 +639,27 @@ mod tests {
     fn the_first_sight_of_a_peer_that_knows_us_adds_nothing_of_ours() {
         // The peer lost track of whose spending it is, but has it.
         let bucket = Bucket::new(20);
-        bucket.apply(10, 10, 1, 1);
+        bucket.apply_entry(&Entry { ack: 1, ..entry(10, 10, 1, 1) });
         bucket.merge(30, &[(PEER, 10)]);
         assert_eq!(bucket.level(), 70);
+    }
+
+    #[test]
+    fn a_snapshot_of_a_peer_that_has_not_heard_of_us_adds_what_we_spent() {
+        // Its entry overtook its snapshot, which names a third replica.
+        let bucket = Bucket::new(30);
+        bucket.apply(20, 20, 1, 1);
+        assert_eq!(bucket.level(), 50);
+        bucket.merge(30, &[(PEER, 20), (THIRD, 10)]);
+        assert_eq!(bucket.level(), 40);
+    }
+
+    #[test]
+    fn a_snapshot_of_a_peer_that_has_not_heard_of_a_third_adds_what_that_spent() {
+        let bucket = Bucket::new(0);
+        bucket.apply(20, 20, 1, 1);
+        bucket.merge_from(OTHER, 30, &[(THIRD, 30)]);
+        assert_eq!(bucket.level(), 50);
     }
 
     proptest! {
