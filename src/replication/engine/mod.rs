@@ -415,9 +415,14 @@ impl Engine {
         }
         let incarnation = session.peer;
         let address = peer.address.clone();
+        // Its next life may have come before its own end was noticed.
+        let restarted = !address.is_empty()
+            && self.peers.iter().any(|(other, peer)| {
+                *other != incarnation && peer.address == address && peer.session.is_some()
+            });
         // Lost and listed nowhere: it will not come back.
         let listed = self.contacts.lists(incarnation) || self.contacts.is_listed(&address);
-        if !listed && self.listed_at.is_some() && !address.is_empty() {
+        if restarted || (!listed && self.listed_at.is_some() && !address.is_empty()) {
             self.bury(incarnation);
         }
     }
