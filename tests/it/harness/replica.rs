@@ -37,12 +37,12 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// A replica on 127.0.0.1 that expects peers.
+    /// A replica on 127.0.0.1, in the group of this test, that expects peers.
     pub fn new(name: &str, rate: &str) -> Self {
         Self {
             listen: "127.0.0.1:0".parse().unwrap(),
             name: name.to_owned(),
-            group: "test".to_owned(),
+            group: own_group(),
             rate: rate.to_owned(),
             expects_peers: true,
             join_timeout: Duration::from_millis(300),
@@ -53,6 +53,13 @@ impl Spec {
         self.listen = listen.to_string().parse().unwrap();
         self
     }
+}
+
+/// A group of the test that asks, named like its thread. The port of a replica
+/// that was killed may become that of a replica in another test, to which its
+/// former peers then speak.
+pub fn own_group() -> String {
+    std::thread::current().name().unwrap_or("test").to_owned()
 }
 
 /// A running replica. Dropping it kills it.
