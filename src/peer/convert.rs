@@ -388,8 +388,9 @@ mod tests {
     }
 
     fn entries() -> impl Strategy<Value = Entry> {
-        (buckets(), any::<[u32; 4]>(), any::<[u64; 5]>(), any::<i64>(), keys()).prop_map(
-            |(bucket, [limit, generation, flush, ack], totals, level, key)| {
+        let numbers = (any::<[u32; 4]>(), any::<[u64; 5]>(), any::<i64>(), demands());
+        (buckets(), numbers, keys()).prop_map(
+            |(bucket, ([limit, generation, flush, ack], totals, level, demand), key)| {
                 let [epoch, spent, returned, fresh_spent, fresh_returned] = totals;
                 Entry {
                     bucket,
@@ -403,19 +404,32 @@ mod tests {
                     fresh_spent,
                     fresh_returned,
                     level,
+                    demand,
                     key,
                 }
             },
         )
     }
 
+    fn demands() -> impl Strategy<Value = f64> {
+        (0.0..1e9f32).prop_map(|per_second| f64::from(per_second) / 1000.0)
+    }
+
+    fn updates() -> impl Strategy<Value = Update> {
+        let epochs =
+            (any::<u32>(), any::<u64>()).prop_map(|(limit, epoch)| LimitEpoch { limit, epoch });
+        (vec(entries(), 0..5), vec(epochs, 0..3))
+            .prop_map(|(entries, limit_epochs)| Update { entries, limit_epochs })
+    }
+
     fn rows() -> impl Strategy<Value = Row> {
-        let contributions = (incarnations(), any::<u32>(), any::<[u64; 2]>()).prop_map(
-            |(incarnation, generation, [spent, returned])| Contribution {
+        let contributions = (incarnations(), any::<u32>(), any::<[u64; 2]>(), demands()).prop_map(
+            |(incarnation, generation, [spent, returned], demand)| Contribution {
                 incarnation,
                 generation,
                 spent,
                 returned,
+                demand,
             },
         );
         (buckets(), any::<u32>(), any::<[u64; 2]>(), vec(contributions, 0..4), keys()).prop_map(
@@ -434,7 +448,7 @@ mod tests {
         let bodies = prop_oneof![
             Just(Body::Heartbeat),
             hellos().prop_map(Body::Hello),
-            vec(entries(), 0..5).prop_map(Body::Update),
+            updates().prop_map(Body::Update),
             Just(Body::SnapshotRequest),
             (vec(rows(), 0..5), any::<[bool; 2]>()).prop_map(|(rows, [last, joining])| {
                 Body::Snapshot(Snapshot { rows, last, joining })
@@ -451,6 +465,14 @@ mod tests {
                 body,
             },
         )
+    }
+
+    #[test]
+    fn a_demand_that_is_no_rate_is_refused() {
+        for demand in [f32::NAN, f32::INFINITY, -1.0] {
+            let fault = decode_demand("Entry.demand", demand).unwrap_err();
+            assert_eq!((fault.field, fault.fault), ("Entry.demand", Fault::NoRate));
+        }
     }
 
     proptest! {

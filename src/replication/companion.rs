@@ -132,7 +132,6 @@ impl Companion {
 
     fn climate<'a>(&'a self, members: &'a dyn Fn() -> Arc<Members>) -> Climate<'a> {
         Climate {
-            replicas: self.replicas(),
             horizon: self.horizon.load(Ordering::Relaxed) as f64,
             version: self.version.load(Ordering::Acquire),
             members,

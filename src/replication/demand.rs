@@ -12,9 +12,6 @@ const REQUESTS: f64 = 16.0;
 /// The window's bounds in nanoseconds.
 const SHORTEST: f64 = 50e6;
 const LONGEST: f64 = 2e9;
-/// Mean distances between requests after which nobody asks any more. A Poisson
-/// process pauses so long once in three thousand requests.
-const SILENT: f64 = 8.0;
 /// Part of a request in the window below which the rest is nothing.
 const NOTHING: f64 = 0.01;
 
@@ -41,10 +38,9 @@ impl Demand {
             return 0.0;
         }
         let pause = now.nanos_since(self.at) as f64;
-        let silent = (SILENT * mean_cost / self.rate).clamp(SHORTEST, LONGEST);
         let window = window(self.rate, mean_cost);
         let rate = if pause > 0.0 { self.rate * (-pause / window).exp() } else { self.rate };
-        if pause > silent || rate < NOTHING * mean_cost / window { 0.0 } else { rate }
+        if rate < NOTHING * mean_cost / window { 0.0 } else { rate }
     }
 
     /// A request asks for `cost` micro-tokens.
@@ -79,7 +75,7 @@ mod tests {
             }
             let measured = demand.at(TOKEN, now) * 1000.0;
             assert!((measured / per_second - 1.0).abs() < 0.3, "{measured} for {per_second}");
-            assert_eq!(demand.at(TOKEN, now.plus_nanos(2_500_000_000)), 0.0);
+            assert_eq!(demand.at(TOKEN, now.plus_nanos(15_000_000_000)), 0.0);
         }
     }
 }

@@ -24,6 +24,7 @@ mod frame;
 mod ledger;
 mod members;
 mod peer;
+mod rate;
 
 pub use companion::{Companion, Marked};
 pub use contacts::DialFailure;

@@ -15,6 +15,7 @@ mod harness;
 
 mod admin;
 mod discovery;
+mod peer;
 mod proxy_clients;
 mod proxy_grpc;
 mod proxy_headers;

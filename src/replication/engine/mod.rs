@@ -633,7 +633,7 @@ impl Engine {
             companion.advance(slot, quota, now);
             let ledger = slot.companion.as_deref_mut()?;
             let base = ledger.base();
-            ledger.flush(slot.spent, slot.returned, slot.bucket.level(), now);
+            ledger.flush(slot.spent, slot.returned, slot.bucket.level(), quota, now);
             Some((base, ledger.watch()))
         });
         let Some((base, watch)) = flushed.flatten() else { return false };
@@ -667,7 +667,7 @@ impl Engine {
             let verdict = ledger.inspect(net, level, quota, pace, now);
             let base = verdict.flush.then(|| {
                 let base = ledger.base();
-                ledger.flush(slot.spent, slot.returned, level, now);
+                ledger.flush(slot.spent, slot.returned, level, quota, now);
                 base
             });
             if verdict.again.is_none() {

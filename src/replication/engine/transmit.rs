@@ -119,7 +119,7 @@ impl Engine {
                     && now.since(ledger.last().at) > FRESH)
                     .then(|| {
                         let base = ledger.base();
-                        ledger.flush(spent, returned, level, now);
+                        ledger.flush(spent, returned, level, quota, now);
                         base
                     });
                 let flush = ledger.last();

@@ -45,7 +45,8 @@ pub struct Stats {
 impl Stats {
     pub(super) fn forgive(&mut self, limit: LimitIndex, micros: u64) {
         if micros > 0 {
-            *self.forgiven.entry(limit).or_default() += micros;
+            let forgiven = self.forgiven.entry(limit).or_default();
+            *forgiven = forgiven.saturating_add(micros);
         }
     }
 }

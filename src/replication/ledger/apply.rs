@@ -9,16 +9,14 @@
 use super::{Flush, Ledger, OriginId, Peer, newer, refill_rate, signed};
 use crate::limiter::{Quota, Slot, Tokens};
 use crate::replication::frame::Entry;
+use crate::replication::rate::Rate;
 use crate::time::Timestamp;
 
 /// Time constant of the averaging, in nanoseconds.
 const AVERAGING_NANOS: f64 = 1e9;
-/// The rate of a peer is measured over three seconds, or the time of twenty
-/// tokens if that is longer.
-const RATE_NANOS: f64 = 3e9;
-const RATE_TOKENS: f64 = 20.0;
-/// A gap so long says nothing about the rate.
-const GAP_NANOS: u64 = 2_500_000_000;
+/// A gap of 2.5 seconds, or the time of twenty tokens, says nothing of the rate.
+const GAP_NANOS: f64 = 2.5e9;
+const GAP_TOKENS: f64 = 20.0;
 
 /// How an entry is to be applied.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +92,9 @@ pub(in crate::replication) fn apply(
         }
         None => peer.demand * (integral - peer.integral) - delta,
     };
+    if delta != 0.0 {
+        ledger.used_at = now;
+    }
     let mut forgiven = slot.bucket.shift(quota, Tokens::from_micros(change.round() as i64));
     if peer.reserve.is_none() {
         peer.learn(entry, delta, integral, newer_flush, quota, now);
@@ -129,17 +130,17 @@ impl Peer {
         now: Timestamp,
     ) {
         let gap = now.nanos_since(self.at);
-        if gap > 0 && gap < GAP_NANOS.max((RATE_TOKENS * 1e9 / quota.rate().per_second()) as u64) {
-            let window = RATE_NANOS.max(RATE_TOKENS * 1e9 / quota.rate().per_second());
-            let weight = 1.0 - (-(gap as f64) / window).exp();
-            self.rate += weight * (delta.max(0.0) / gap as f64 - self.rate);
+        // After a cut the gap says nothing; slow limits are spoken of rarely.
+        let slow = GAP_TOKENS * 1e9 / quota.rate().per_second().max(f64::MIN_POSITIVE);
+        if (gap as f64) < GAP_NANOS.max(slow) {
+            self.rate.learn(delta, gap as f64, quota);
         }
         self.at = now;
         self.integral = integral;
         if newer_flush {
             self.demand = entry.demand.max(0.0);
             if self.demand <= 0.0 {
-                self.rate = 0.0;
+                self.rate = Rate::default();
             }
         }
     }
@@ -214,7 +215,7 @@ impl Ledger {
                 .iter()
                 .enumerate()
                 .filter(|(i, _)| *i != index)
-                .map(|(_, p)| p.rate)
+                .map(|(_, p)| p.rate.value())
                 .sum();
             (refill_rate(quota) - others).max(0.0) * terms.round_trip as f64 / 2.0 - spent_since
         };

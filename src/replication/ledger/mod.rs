@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 use super::demand::Demand;
 use super::frame::{Contribution, Incarnation};
 use super::members::{Members, Standing};
+use super::rate::Rate;
 use crate::limiter::{Event, Quota, Slot, TokenBucket, Tokens};
 use crate::time::Timestamp;
 
@@ -50,6 +51,8 @@ const RECKONED_BURST: f64 = 4.0;
 /// Longest step of the integration, in nanoseconds, and steps at most.
 const STEP_NANOS: u64 = 5_000_000;
 const MAX_STEPS: u64 = 32;
+/// Part of the refill that must be spent for a bucket to count as scarce.
+const SCARCE: f64 = 0.8;
 /// How long a peer that is heard again may take to speak of a bucket before its
 /// reserved share is taken as unspent.
 const SETTLING_NANOS: u64 = 5_000_000_000;
@@ -98,6 +101,8 @@ pub(super) struct Base {
 #[derive(Clone, Copy, Debug)]
 struct Reserve {
     standing: Standing,
+    /// In micro-tokens per nanosecond, while all of it is held.
+    rate: f64,
     /// Taken from the level for it so far, in micro-tokens.
     charged: f64,
     /// What the cap had cost when it fell silent.
@@ -116,8 +121,8 @@ struct Peer {
     /// Its demand as it last said, and the integral then.
     demand: f64,
     integral: f64,
-    /// Smoothed rate at which it spends, in micro-tokens per nanosecond.
-    rate: f64,
+    /// How fast it spends.
+    rate: Rate,
     at: Timestamp,
     averaged_at: Timestamp,
     reserve: Option<Reserve>,
@@ -149,7 +154,7 @@ impl Peer {
             heard: 0,
             demand: 0.0,
             integral,
-            rate: 0.0,
+            rate: Rate::default(),
             at: now,
             averaged_at: now,
             reserve: None,
@@ -181,6 +186,10 @@ pub struct Ledger {
     mean_cost: f64,
     samples: u8,
     demand: Demand,
+    /// How fast this replica spends, as its peers measure it.
+    rate: Rate,
+    /// When tokens were last spent or asked for, by anyone.
+    used_at: Timestamp,
     /// F, in nanoseconds.
     integral: f64,
     /// S, the sum of the demands of peers that are heard.
@@ -197,8 +206,6 @@ pub struct Ledger {
 /// What all ledgers of a process see alike.
 #[derive(Clone, Copy)]
 pub(super) struct Climate<'a> {
-    /// Replicas, this one included.
-    pub(super) replicas: u32,
     /// h: nanoseconds within which news arrives.
     pub(super) horizon: f64,
     /// Version of the members.
@@ -228,6 +235,8 @@ impl Ledger {
             mean_cost: Tokens::MICRO as f64,
             samples: 0,
             demand: Demand::none(now),
+            rate: Rate::default(),
+            used_at: now,
             integral: 0.0,
             others: 0.0,
             carry: 0.0,
@@ -282,9 +291,8 @@ impl Ledger {
         let nanos = now.nanos_since(bucket.advanced_at()) as f64;
         let mut reserved = 0.0;
         for peer in &mut self.peers {
-            let rate = peer.rate;
             if let Some(reserve) = &mut peer.reserve {
-                let kept = rate * reserve.standing.kept(now);
+                let kept = reserve.rate * reserve.standing.kept(now);
                 reserve.charged += kept * nanos;
                 reserved += kept;
             }
@@ -327,7 +335,7 @@ impl Ledger {
     pub(super) fn slowdown(&self, quota: &Quota, replicas: u32) -> f64 {
         let refill = refill_rate(quota);
         let reserved: f64 =
-            self.peers.iter().filter(|peer| peer.reserve.is_some()).map(|peer| peer.rate).sum();
+            self.peers.iter().filter_map(|peer| peer.reserve).map(|reserve| reserve.rate).sum();
         // In scarcity peers get the part of the refill that their demand is of all.
         let own = self.demand_now();
         let all = self.others + own;
@@ -350,6 +358,7 @@ impl Ledger {
         now: Timestamp,
     ) {
         let (integral, lost) = (self.integral, self.lost);
+        let scale = self.share_scale(bucket.level(), quota);
         let mut settled = true;
         let mut given_back = 0.0;
         let mut others = self.others;
@@ -364,11 +373,12 @@ impl Ledger {
                     return false;
                 }
                 (Some(standing @ Standing::Silent { .. }), false) => {
-                    let charged = peer.rate * now.nanos_since(peer.at) as f64;
+                    let rate = peer.rate.value() * scale;
+                    let charged = rate * now.nanos_since(peer.at) as f64;
                     given_back += peer.outstanding(integral) - charged;
                     others -= peer.demand;
                     peer.demand = 0.0;
-                    peer.reserve = Some(Reserve { standing: *standing, charged, lost });
+                    peer.reserve = Some(Reserve { standing: *standing, rate, charged, lost });
                 }
                 (Some(Standing::Heard(since)), true) => {
                     if now.nanos_since(*since) > SETTLING_NANOS {
@@ -396,6 +406,18 @@ impl Ledger {
         }
     }
 
+    /// By what measured rates are multiplied to be shares. Together they can never
+    /// be more than the refill, and while the bucket is scarce they are all of it:
+    /// since every replica measures every origin alike, the shares that the parts
+    /// of a split network reserve for each other add up.
+    fn share_scale(&self, level: Tokens, quota: &Quota) -> f64 {
+        let refill = refill_rate(quota);
+        let total: f64 =
+            self.rate.value() + self.peers.iter().map(|peer| peer.rate.value()).sum::<f64>();
+        let scarce = level.micros() < quota.burst().micros() / 4 && total >= SCARCE * refill;
+        if total > refill || scarce { refill / total } else { 1.0 }
+    }
+
     fn set_others(&mut self, others: f64) {
         // Sums of differences leave a trace where nothing is left.
         let any = self.peers.iter().any(|peer| peer.demand > 0.0);
@@ -415,6 +437,7 @@ impl Ledger {
     ) -> Option<Mark> {
         match event {
             Event::Spent(cost) | Event::Refused(cost) => {
+                self.used_at = now;
                 self.samples = self.samples.saturating_add(1).min(COST_SAMPLES);
                 let cost = cost.micros() as f64;
                 self.mean_cost += (cost - self.mean_cost) / f64::from(self.samples);
@@ -475,9 +498,9 @@ impl Ledger {
             && self.peers.iter().all(|peer| peer.demand <= 0.0 && peer.reserve.is_none())
     }
 
-    /// When the bucket was last used, by anyone.
-    pub(super) fn used_at(&self) -> Timestamp {
-        self.peers.iter().map(|peer| peer.at).fold(self.demand.asked_at(), Timestamp::max)
+    /// When tokens were last spent or asked for, by anyone.
+    pub(super) const fn used_at(&self) -> Timestamp {
+        self.used_at
     }
 
     /// The newest flush.
@@ -509,7 +532,7 @@ impl Ledger {
         let threshold = self.threshold(level, quota, pace.replicas);
         let off = deviation >= threshold;
         let quiet = now.nanos_since(self.demand.asked_at()) >= pace.sync;
-        let unsaid = net != self.last.net() || self.last.demand > 0.0 && deviation > 0.5;
+        let unsaid = net != self.last.net();
         let alive = demand > 0.0 || self.last.demand > 0.0;
         let since = now.nanos_since(self.last.at);
         let stale = alive && since >= self.keep_alive(level, quota);
@@ -544,7 +567,16 @@ impl Ledger {
 
     /// Ends the present flush and begins the next: what is known now is what
     /// the streams are handed.
-    pub(super) fn flush(&mut self, spent: u64, returned: u64, level: Tokens, now: Timestamp) {
+    pub(super) fn flush(
+        &mut self,
+        spent: u64,
+        returned: u64,
+        level: Tokens,
+        quota: &Quota,
+        now: Timestamp,
+    ) {
+        let delta = spent.saturating_sub(returned) as f64 - self.last.net() as f64;
+        self.rate.learn(delta, now.nanos_since(self.last.at) as f64, quota);
         self.last = Flush {
             number: self.last.number.wrapping_add(1).max(1),
             spent,
@@ -554,6 +586,9 @@ impl Ledger {
             at: now,
             integral: self.integral,
         };
+        if self.last.demand <= 0.0 {
+            self.rate = Rate::default();
+        }
         if self.history.len() == HISTORY {
             self.history.remove(0);
         }
