@@ -12,6 +12,8 @@ use crate::time::Timestamp;
 
 /// A frame older than this, beyond a round trip, says nothing about levels.
 const STALE_MS: u64 = 300;
+/// Epochs are below two to this.
+const MAX_EPOCH_BITS: u32 = 48;
 /// Weight of a new sample of the round trip.
 const ROUND_TRIP_WEIGHT: f64 = 0.125;
 
@@ -27,6 +29,9 @@ pub enum Violation {
     /// Totals that cannot be.
     #[error("an entry's fresh part is larger than its total")]
     Totals,
+    /// More resets than there can have been.
+    #[error("an epoch is beyond all bounds")]
+    Epoch,
     /// A key that does not belong to its bucket.
     #[error("a key does not belong to its bucket")]
     Key,
@@ -102,6 +107,7 @@ impl Engine {
                     larger_quota: false,
                 };
                 for LimitEpoch { limit, epoch } in update.limit_epochs {
+                    check_epoch(epoch)?;
                     if let Some(mapped) = self.map_limit(id, limit)
                         && epoch > self.limiter.companion().epochs().of_limit(mapped.index)
                     {
@@ -144,6 +150,7 @@ impl Engine {
         if entry.fresh_spent > entry.spent || entry.fresh_returned > entry.returned {
             return Err(Violation::Totals);
         }
+        check_epoch(entry.epoch)?;
         let Some(mapped) = self.map_limit(id, entry.limit) else { return Ok(()) };
         let index = mapped.index;
         terms.same_quota = mapped.same_quota;
@@ -202,6 +209,7 @@ impl Engine {
 
     fn merge_row(&mut self, id: SessionId, row: &Row, now: Timestamp) -> Result<(), Violation> {
         self.stats.rows_received += 1;
+        check_epoch(row.epoch)?;
         let Some(Mapped { index, .. }) = self.map_limit(id, row.limit) else { return Ok(()) };
         self.check_key(index, row.bucket, row.key.as_deref())?;
         let Some(from) = self.sessions.get(&id).and_then(|s| self.origins.find(s.peer)) else {
@@ -241,6 +249,11 @@ impl Engine {
             self.publish_members(now);
         }
     }
+}
+
+/// A peer that counts wrongly must not use up the numbers.
+const fn check_epoch(epoch: u64) -> Result<(), Violation> {
+    if epoch >> MAX_EPOCH_BITS > 0 { Err(Violation::Epoch) } else { Ok(()) }
 }
 
 /// Brings the ledger to `epoch` if that is newer; whether it is not older.

@@ -230,7 +230,7 @@ async fn numbers_at_their_ends_are_survived() {
         returned: u64::MAX,
         fresh_spent: u64::MAX,
         fresh_returned: u64::MAX,
-        epoch: u64::MAX,
+        epoch: (1 << 48) - 1,
         flush: u32::MAX,
         ack: u32::MAX,
         generation: u32::MAX,
@@ -247,13 +247,13 @@ async fn numbers_at_their_ends_are_survived() {
     let row = wire::Row {
         bucket: debt.bucket.clone(),
         deficit: u64::MAX,
-        epoch: u64::MAX,
+        epoch: (1 << 48) - 1,
         contributions: vec![wire::Contribution {
             incarnation: vec![9; 16].into(),
             generation: u32::MAX,
             spent: u64::MAX,
             returned: 1,
-            demand: f32::NAN,
+            demand: f32::MAX,
         }],
         ..Default::default()
     };
