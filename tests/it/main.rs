@@ -14,6 +14,9 @@
 mod harness;
 
 mod admin;
+mod app_life;
+mod app_limits;
+mod app_mesh;
 mod discovery;
 mod peer;
 mod proxy_clients;

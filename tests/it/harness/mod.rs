@@ -1,6 +1,7 @@
 //! What the tests are written in: a proxy in this process, a client that speaks
 //! bytes, and an upstream that records them.
 
+pub mod app;
 mod client;
 pub mod dns;
 mod limits;
