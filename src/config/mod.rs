@@ -135,7 +135,8 @@ fn assemble(root: &Node, problems: &mut Vec<Problem>) -> Option<Config> {
     let telemetry = section(root, "telemetry", problems, |_: &telemetry::Config| Vec::new());
     let ipv6_prefix =
         proxy.as_ref().map_or(proxy::Config::default_ipv6_prefix(), |proxy| proxy.ipv6_prefix);
-    let (limits, compiled) = limits(root, ipv6_prefix, problems);
+    let has_proxies = proxy.as_ref().is_none_or(|proxy| !proxy.trusted_proxies.is_empty());
+    let (limits, compiled) = limits(root, ipv6_prefix, has_proxies, problems);
     Some(Config {
         proxy: proxy?,
         limiter: limiter?,
@@ -163,6 +164,7 @@ fn section<'t, T: Default + serde::Deserialize<'t>>(
 fn limits(
     root: &Node,
     ipv6_prefix: u8,
+    has_proxies: bool,
     problems: &mut Vec<Problem>,
 ) -> (Vec<LimitConfig>, Vec<Limit>) {
     let (mut configs, mut compiled) = (Vec::new(), Vec::new());
@@ -171,6 +173,7 @@ fn limits(
         problems.push(list.problem("expected a list of limits"));
     }
     let mut names: Vec<(String, &Node)> = Vec::new();
+    let mut nodes = Vec::new();
     for node in list.elements() {
         let Some(config) = decode::<LimitConfig>(node, problems) else { continue };
         match config.compile(ipv6_prefix) {
@@ -186,7 +189,28 @@ fn limits(
                 None => names.push((name.0.clone(), node)),
             }
         }
+        if config.cost.is_from_header() && !has_proxies {
+            let message = "a cost from a header needs `proxy.trusted_proxies`: \
+                           any client could write the header";
+            problems.push(node.problem_at(&["cost".into()], message));
+        }
+        nodes.push(node);
         configs.push(config);
+    }
+    for (config, node) in configs.iter().zip(&nodes) {
+        let Some(was) = &config.was else { continue };
+        // Each set of buckets belongs to one limit.
+        let owner = configs.iter().zip(&nodes).find(|(other, of)| {
+            let first = other.was.as_ref().or(other.name.as_ref());
+            !std::ptr::eq(*of, node) && first.is_some_and(|first| first == was)
+        });
+        if let Some((_, of)) = owner {
+            let message = format!("the buckets of `{}` are those of {}", was.0, of.path);
+            problems.push(node.problem_at(&["was".into()], message));
+        }
+    }
+    if configs.len() > LimitSet::MAX {
+        problems.push(list.problem(format!("more than {} limits", LimitSet::MAX)));
     }
     (configs, compiled)
 }

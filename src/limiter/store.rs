@@ -29,6 +29,8 @@ pub struct Slot<S> {
     pub bucket: TokenBucket,
     /// Which limit the bucket belongs to.
     pub limit: LimitIndex,
+    /// The revision of that limit under whose quota the level stands.
+    pub(super) revision: u32,
     /// Requests refused here, for operators.
     pub refused: u32,
     /// Requests admitted here, for operators.
@@ -47,10 +49,11 @@ pub struct Slot<S> {
 }
 
 impl<S> Slot<S> {
-    fn new(limit: LimitIndex, bucket: TokenBucket, key: Option<&[u8]>) -> Self {
+    fn new(limit: LimitIndex, revision: u32, bucket: TokenBucket, key: Option<&[u8]>) -> Self {
         Self {
             bucket,
             limit,
+            revision,
             refused: 0,
             admitted: 0,
             spent: 0,
@@ -131,6 +134,19 @@ impl<S> Store<S> {
         make: impl FnOnce() -> TokenBucket,
         f: impl FnOnce(&mut Slot<S>) -> R,
     ) -> R {
+        self.with_revision(id, limit, 0, key, make, f)
+    }
+
+    /// As [`with`](Self::with), for a limit of this revision.
+    pub(super) fn with_revision<R>(
+        &self,
+        id: BucketId,
+        limit: LimitIndex,
+        revision: u32,
+        key: Option<&[u8]>,
+        make: impl FnOnce() -> TokenBucket,
+        f: impl FnOnce(&mut Slot<S>) -> R,
+    ) -> R {
         // A hit takes this path: no entry is built and nothing allocated.
         if let Some(mut slot) = self.map.get_mut(&id) {
             let slot = slot.value_mut();
@@ -146,7 +162,7 @@ impl<S> Store<S> {
             Entry::Vacant(vacant) => {
                 self.count.fetch_add(1, Ordering::Relaxed);
                 self.hand.push(id);
-                f(vacant.insert(Slot::new(limit, bucket, key)).value_mut())
+                f(vacant.insert(Slot::new(limit, revision, bucket, key)).value_mut())
             }
         }
     }

@@ -11,7 +11,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tidegate::limiter::{
-    Attributes, Client, KeyPart, Limit, LimitSet, LimitSpec, Mode, Quota, Rule, Source, Tokens,
+    Attributes, Client, KeyPart, Limit, LimitSet, LimitSpec, Quota, Rule, Source, Tokens,
 };
 use tidegate::replication::{
     Body, Companion, DialFailure, Engine, Frame, Incarnation, ReplicatedLimiter, SessionId,
@@ -59,14 +59,10 @@ impl Attributes for Request {
 
 pub(crate) fn limit(name: &str, rate: &str, burst: u64, cost: u64) -> Limit {
     let key = KeyPart::new(Source::Header("key".into()), false);
+    let rule = Rule { key: vec![key], ..Rule::default() };
     Limit::new(LimitSpec {
-        name: name.into(),
-        rule: Rule { key: vec![key], ..Rule::default() },
-        quota: Quota::try_new(rate.parse().unwrap(), burst).unwrap(),
-        cost: Tokens::from_whole(cost).unwrap(),
-        overrides: Default::default(),
-        mode: Mode::Enforce,
-        expose: true,
+        cost: Tokens::from_whole(cost).unwrap().into(),
+        ..LimitSpec::new(name, rule, Quota::try_new(rate.parse().unwrap(), burst).unwrap())
     })
 }
 
