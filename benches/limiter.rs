@@ -4,8 +4,7 @@
 //! caches behave as they do in traffic.
 
 use tidegate::limiter::{
-    Alone, Attributes, Client, KeyPart, Limit, LimitSet, LimitSpec, Limiter, Mode, Quota, Rule,
-    Source, Tokens,
+    Alone, Attributes, Client, KeyPart, Limit, LimitSet, LimitSpec, Limiter, Quota, Rule, Source,
 };
 use tidegate::time::{Clock, Timestamp};
 
