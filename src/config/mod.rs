@@ -123,7 +123,11 @@ fn assemble(root: &Node, problems: &mut Vec<Problem>) -> Option<Config> {
     }
     refuse_unknown(root, &SECTIONS, problems);
     let proxy: Option<proxy::Config> = match root.field("proxy") {
-        Some(node) => decode(node, problems),
+        Some(node) => {
+            let proxy = decode(node, problems);
+            report(node, proxy.as_ref().map(proxy::Config::faults).unwrap_or_default(), problems);
+            proxy
+        }
         None => {
             problems.push(root.problem_at(&["proxy".into(), "upstream".into()], "is required"));
             None

@@ -48,6 +48,7 @@ proxy:
   proxy_protocol: false
   ipv6_prefix: 64
   headers: standard
+  cors: { allow_origins: [], allow_credentials: false }
   timeouts: { header: 10s, idle: 75s, connect: 2s, response: 60s }
   max: { header_bytes: 64KiB, headers: 100, body: none, connections: 10000, streams: 200 }
   drain_delay: 5s
@@ -452,6 +453,29 @@ fn overrides_of_a_renamed_limit_name_the_buckets_it_adopted() {
     let (_, b) = limits.find("b").unwrap();
     let key = b.rule().key_from_text(&["203.0.113.7"], 64).unwrap();
     assert_eq!(b.quota(b.bucket_id(key.as_bytes())).burst().whole(), 50);
+}
+
+#[test]
+fn settings_of_the_proxy_that_need_another_say_so() {
+    let proxy = |fields: &str| faults(&format!("proxy: {{ upstream: http://a, {fields} }}"));
+    one_fault(&proxy("proxy_protocol: true"), &["1:46: proxy.proxy_protocol: needs `trusted_"]);
+    one_fault(&proxy("proxy_protocol: maybe"), &["proxy.proxy_protocol: expected true or false"]);
+    one_fault(
+        &proxy("proxy_protocol: true, trusted_proxies: [x]"),
+        &["proxy.trusted_proxies[0]: `x` is not a network"],
+    );
+    one_fault(
+        &proxy("cors: { allow_origins: ['*'], allow_credentials: true }"),
+        &["proxy.cors.allow_credentials: ", "list the origins"],
+    );
+    one_fault(&proxy("cors: { allow_origins: [a.example] }"), &["proxy.cors.allow_origins[0]: "]);
+    one_fault(&proxy("cors: { origins: [] }"), &["proxy.cors.origins: ", "there are `allow_origins`"]);
+    let config = good(
+        "proxy: { upstream: http://a, proxy_protocol: true, trusted_proxies: [10.0.0.1],
+           cors: { allow_origins: [https://a.example, '*'] } }",
+    );
+    assert!(config.proxy.proxy_protocol);
+    assert_eq!(config.proxy.cors.allow_origins[0].to_string(), "https://a.example");
 }
 
 #[test]

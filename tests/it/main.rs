@@ -16,6 +16,7 @@ mod harness;
 mod admin;
 mod discovery;
 mod proxy_clients;
+mod proxy_edges;
 mod proxy_grpc;
 mod proxy_headers;
 mod proxy_http;

@@ -1,7 +1,7 @@
 //! Limits in a few words.
 
 use tidegate::limiter::{
-    KeyPart, Limit, LimitSpec, Missing, Mode, PathPattern, Quota, Rule, Source,
+    Cost, KeyPart, Limit, LimitSpec, Missing, Mode, PathPattern, Quota, Rule, Source,
 };
 
 /// A limit with a rate and its own burst, without a key.
@@ -50,6 +50,11 @@ impl LimitBuilder {
 
     pub fn hidden(mut self) -> Self {
         self.0.expose = false;
+        self
+    }
+
+    pub fn costing(mut self, cost: Cost) -> Self {
+        self.0.cost = cost;
         self
     }
 
