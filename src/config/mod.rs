@@ -14,6 +14,8 @@ mod decode;
 mod env;
 mod flags;
 mod problem;
+pub mod reload;
+mod source;
 mod suggest;
 #[cfg(test)]
 mod tests;
@@ -22,6 +24,7 @@ mod tree;
 use decode::{MAX_PROBLEMS, decode, refuse_unknown};
 pub use flags::from_flags;
 pub use problem::{LoadError, Place, Problem};
+pub use source::{Look, Reading, Source, Watch};
 use tree::{Content, Node};
 
 use crate::limiter::config::{LimitConfig, LimiterConfig};
@@ -52,6 +55,9 @@ pub struct Config {
     pub telemetry: telemetry::Config,
     #[schemars(skip)]
     compiled: LimitSet,
+    /// Of the file; none for flags.
+    #[schemars(skip)]
+    hash: Option<String>,
 }
 
 const SECTIONS: [&str; 6] = ["proxy", "limiter", "limits", "replication", "admin", "telemetry"];
@@ -60,6 +66,12 @@ impl Config {
     /// The limits, ready to be checked.
     pub fn limits(&self) -> LimitSet {
         self.compiled.clone()
+    }
+
+    /// A hash of the file it was read from, 32 hexadecimal digits; `None` for
+    /// flags.
+    pub fn hash(&self) -> Option<&str> {
+        self.hash.as_deref()
     }
 
     /// The JSON Schema of the file, for editors.
@@ -73,18 +85,7 @@ impl Config {
 /// # Errors
 /// If the file cannot be read, or with everything that is wrong with it.
 pub fn load(path: &Path, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, LoadError> {
-    let name = path.display().to_string();
-    let whole = |place: Option<Place>, message: String| {
-        LoadError::new(&name, vec![Problem { place, path: String::new(), message }])
-    };
-    let bytes = std::fs::read(path).map_err(|e| whole(None, format!("cannot be read: {e}")))?;
-    let text = std::str::from_utf8(&bytes).map_err(|error| {
-        let valid = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
-        let line = valid.bytes().filter(|b| *b == b'\n').count() + 1;
-        let column = valid.chars().rev().take_while(|c| *c != '\n').count() + 1;
-        whole(Some(Place { line, column }), "is not UTF-8 text".to_owned())
-    })?;
-    parse(&name, text, env)
+    Source::new(path).read().parse(env)
 }
 
 /// Reads the configuration in `text`, which problems call `name`.
@@ -97,6 +98,7 @@ pub fn parse(
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Config, LoadError> {
     let mut problems = Vec::new();
+    let hash = source::hash(text.as_bytes());
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let config = match tree::parse(text, env, &mut problems) {
         Ok(root) => assemble(&root, &mut problems),
@@ -111,7 +113,7 @@ pub fn parse(
         problems.push(Problem { place: None, path: String::new(), message });
     }
     match config {
-        Some(config) if problems.is_empty() => Ok(config),
+        Some(config) if problems.is_empty() => Ok(Config { hash: Some(hash), ..config }),
         _ => Err(LoadError::new(name, problems)),
     }
 }
@@ -149,6 +151,7 @@ fn assemble(root: &Node, problems: &mut Vec<Problem>) -> Option<Config> {
         admin: admin?,
         telemetry: telemetry?,
         compiled: LimitSet::new(compiled),
+        hash: None,
     })
 }
 

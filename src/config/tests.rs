@@ -469,7 +469,10 @@ fn settings_of_the_proxy_that_need_another_say_so() {
         &["proxy.cors.allow_credentials: ", "list the origins"],
     );
     one_fault(&proxy("cors: { allow_origins: [a.example] }"), &["proxy.cors.allow_origins[0]: "]);
-    one_fault(&proxy("cors: { origins: [] }"), &["proxy.cors.origins: ", "there are `allow_origins`"]);
+    one_fault(
+        &proxy("cors: { origins: [] }"),
+        &["proxy.cors.origins: ", "there are `allow_origins`"],
+    );
     let config = good(
         "proxy: { upstream: http://a, proxy_protocol: true, trusted_proxies: [10.0.0.1],
            cors: { allow_origins: [https://a.example, '*'] } }",

@@ -102,6 +102,12 @@ impl<C: Companion> Enforcer<C> {
         self.style.store(style as u8, Ordering::Relaxed);
     }
 
+    /// Prepares what answers tell of the limits in force, which else the first
+    /// request does.
+    pub fn refresh(&self) {
+        drop(self.presentation());
+    }
+
     fn style(&self) -> HeaderStyle {
         let style = usize::from(self.style.load(Ordering::Relaxed));
         HeaderStyle::ALL.get(style).copied().unwrap_or_default()

@@ -39,10 +39,13 @@ impl Live {
 
 impl<C: Companion> Tuner<C> {
     /// Puts `trusted_proxies`, `headers` and `cors` of `config` in force, with
-    /// its `ipv6_prefix`; nothing else of it is looked at.
+    /// its `ipv6_prefix`; nothing else of it is looked at. To be called after the
+    /// limiter's limits were replaced.
     pub fn apply(&self, config: &Config) {
         self.live.store(Arc::new(Live::new(config)));
         self.enforcer.set_style(config.headers);
+        // Limits that are new are counted from now on.
+        self.enforcer.refresh();
     }
 }
 

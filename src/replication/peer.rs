@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::catalog::Catalog;
 use super::engine::SessionId;
 use super::frame::Incarnation;
+use super::frame::LimitDeclaration;
 use super::ledger::{Base, OriginId};
 use crate::limiter::BucketId;
 use crate::time::Timestamp;
@@ -86,6 +87,8 @@ pub(super) struct Peer {
     pub(super) address: String,
     pub(super) session: Option<SessionId>,
     pub(super) state: PeerState,
+    /// What it declared, and what that means here.
+    pub(super) declared: Vec<LimitDeclaration>,
     pub(super) catalog: Catalog,
     pub(super) pending: Pending,
     /// The backlog was dropped: a snapshot is due.

@@ -14,6 +14,7 @@
 mod harness;
 
 mod admin;
+mod config_reload;
 mod discovery;
 mod proxy_clients;
 mod proxy_edges;

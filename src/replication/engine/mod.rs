@@ -277,6 +277,17 @@ impl Engine {
         }
     }
 
+    /// The limits have changed: peers are told, and their own looked at anew.
+    pub fn reload(&mut self, _now: Timestamp) {
+        self.limits = self.limiter.limits();
+        for peer in self.peers.values_mut() {
+            peer.catalog = Catalog::new(&peer.declared, &self.limits);
+        }
+        for session in self.sessions.values_mut() {
+            session.hello_due = true;
+        }
+    }
+
     /// A session begins with the peer's first frame, which must be a Hello. The
     /// side that accepted then sends its own with the first
     /// [`transmit`](Self::transmit).
@@ -315,6 +326,7 @@ impl Engine {
             address: String::new(),
             session: None,
             state: PeerState::Live,
+            declared: Vec::new(),
             catalog: Catalog::default(),
             pending: Pending::default(),
             resync: false,
@@ -331,6 +343,7 @@ impl Engine {
         peer.address = address;
         peer.session = Some(id);
         peer.state = PeerState::Live;
+        peer.declared = hello.limits;
         peer.catalog = catalog;
         peer.heard_at = now;
         peer.sent_at = now;

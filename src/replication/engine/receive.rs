@@ -77,6 +77,7 @@ impl Engine {
                     return Err(Violation::Identity);
                 }
                 peer.catalog = Catalog::new(&hello.limits, &self.limits);
+                peer.declared = hello.limits;
                 Ok(())
             }
             Body::Update(entries) => {
