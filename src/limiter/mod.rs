@@ -77,8 +77,17 @@ pub trait Companion: Send + Sync + 'static {
         now: Timestamp,
     );
 
-    /// Whether the bucket may be dropped although it is full and idle.
-    fn may_drop(&self, state: &Self::State, now: Timestamp) -> bool;
+    /// Brings the level of a bucket up to `now`.
+    fn advance(&self, slot: &mut Slot<Self::State>, quota: &Quota, now: Timestamp);
+
+    /// When `cost` will be there. The bucket was advanced to the present.
+    fn due(&self, slot: &Slot<Self::State>, quota: &Quota, cost: Tokens) -> Due;
+
+    /// When a bucket was last used, if the higher layer knows.
+    fn used_at(&self, state: &Self::State) -> Timestamp;
+
+    /// Whether a bucket that is full and idle may be dropped.
+    fn may_drop(&self, state: &Self::State) -> bool;
 }
 
 /// What a request did to a bucket.
@@ -101,7 +110,19 @@ impl Companion for Alone {
 
     fn happened(&self, _: Event, _: BucketId, _: &mut Slot<()>, _: &Quota, _: Timestamp) {}
 
-    fn may_drop(&self, (): &(), _: Timestamp) -> bool {
+    fn advance(&self, slot: &mut Slot<()>, quota: &Quota, now: Timestamp) {
+        slot.bucket.advance(quota, now);
+    }
+
+    fn due(&self, slot: &Slot<()>, quota: &Quota, cost: Tokens) -> Due {
+        slot.bucket.due(quota, cost)
+    }
+
+    fn used_at(&self, (): &()) -> Timestamp {
+        Timestamp::ZERO
+    }
+
+    fn may_drop(&self, (): &()) -> bool {
         true
     }
 }
@@ -293,6 +314,7 @@ impl<C: Companion> Limiter<C> {
     fn commit(&self, id: BucketId, slot: &mut Slot<C::State>, check: &mut Check, now: Timestamp) {
         slot.spent = slot.spent.saturating_add(micros(check.cost));
         check.outcome = Outcome::Admitted;
+        check.life = slot.life;
         self.companion.happened(Event::Spent(check.cost), id, slot, &check.quota, now);
     }
 
@@ -324,10 +346,10 @@ impl<C: Companion> Limiter<C> {
         let key = Some(charge.key.as_bytes());
         self.with_quota(charge.bucket, charge.index, charge.limit, key, now, |slot, quota| {
             check.quota = *quota;
-            slot.bucket.advance(quota, now);
+            self.companion.advance(slot, quota, now);
             let result = f(slot, check);
             check.level = slot.bucket.level();
-            check.due = slot.bucket.due(quota, check.cost);
+            check.due = self.companion.due(slot, quota, check.cost);
             check.full_in = slot.bucket.full_in(quota);
             result
         })
@@ -396,7 +418,7 @@ impl<C: Companion> Limiter<C> {
         slot: &Slot<C::State>,
         now: Timestamp,
     ) -> Option<(TokenBucket, Quota)> {
-        let (mut bucket, quota, _) = self.current(&self.limits.load(), id, slot)?;
+        let (mut bucket, quota) = self.current(&self.limits.load(), id, slot)?;
         bucket.advance(&quota, now);
         Some((bucket, quota))
     }
@@ -429,30 +451,35 @@ impl<C: Companion> Limiter<C> {
         id: BucketId,
         slot: &mut Slot<C::State>,
     ) -> Option<Quota> {
-        let (bucket, quota, revision) = self.current(limits, id, slot)?;
-        (slot.bucket, slot.revision) = (bucket, revision);
-        Some(quota)
+        let limit = limits.get(slot.limit)?;
+        let quota = limit.quota(id);
+        if slot.revision != limit.revision() {
+            let former = self.former.load();
+            if let Some(old) = former.of(slot.limit, slot.revision) {
+                // What a higher layer reckons with stood under the old one too.
+                self.companion.advance(slot, old.quota(id), former.until);
+            }
+            slot.bucket = former.pass_on(slot, id, quota);
+            slot.revision = limit.revision();
+        }
+        Some(*quota)
     }
 
-    /// The bucket, the quota and the revision that a slot has under `limits`.
+    /// The bucket and the quota that a slot has under `limits`, those in force.
     fn current(
         &self,
         limits: &LimitSet,
         id: BucketId,
         slot: &Slot<C::State>,
-    ) -> Option<(TokenBucket, Quota, u32)> {
+    ) -> Option<(TokenBucket, Quota)> {
         let limit = limits.get(slot.limit)?;
-        let (mut bucket, quota) = (slot.bucket, limit.quota(id));
-        if slot.revision != limit.revision() {
-            let former = self.former.load();
-            let old = former.limits.get(slot.limit);
-            match old.filter(|old| old.revision() == slot.revision) {
-                Some(old) => bucket.change_quota(old.quota(id), quota, former.until),
-                // Made by somebody who was overtaken by two reloads at once.
-                None => bucket.adopt_quota(quota),
-            }
-        }
-        Some((bucket, *quota, limit.revision()))
+        let quota = limit.quota(id);
+        let bucket = if slot.revision == limit.revision() {
+            slot.bucket
+        } else {
+            self.former.load().pass_on(slot, id, quota)
+        };
+        Some((bucket, *quota))
     }
 
     /// Drops the fullest bucket of a sample; one that is not full lowers its
@@ -460,7 +487,7 @@ impl<C: Companion> Limiter<C> {
     fn evict(&self, now: Timestamp) {
         let limits = self.limits.load();
         let advanced = |id: BucketId, slot: &Slot<C::State>| {
-            let (mut bucket, quota, _) = self.current(&limits, id, slot)?;
+            let (mut bucket, quota) = self.current(&limits, id, slot)?;
             bucket.advance(&quota, now);
             Some((bucket, quota))
         };
@@ -470,7 +497,7 @@ impl<C: Companion> Limiter<C> {
             }
             let Some((bucket, quota)) = advanced(id, slot) else { return Some((true, 0)) };
             let missing = quota.burst().minus(bucket.level()).micros();
-            let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c, now));
+            let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c));
             Some((settled, -missing))
         });
         let Some((id, slot)) = evicted else { return };
@@ -494,11 +521,11 @@ impl<C: Companion> Limiter<C> {
         for check in decision.checks.iter().filter(|c| c.outcome == Outcome::Admitted) {
             self.with_existing(check.bucket, |slot, quota| {
                 let cost = micros(check.cost);
-                // A bucket that was dropped and made anew never spent this.
-                if slot.net() < cost {
+                // A bucket that was dropped or reset meanwhile never spent this.
+                if slot.life != check.life || slot.net() < cost {
                     return;
                 }
-                slot.bucket.advance(quota, now);
+                self.companion.advance(slot, quota, now);
                 slot.returned = slot.returned.saturating_add(cost);
                 slot.bucket.shift(quota, check.cost);
                 let event = Event::Returned(check.cost);
@@ -512,17 +539,40 @@ impl<C: Companion> Limiter<C> {
     pub fn expire(&self, idle: Duration, now: Timestamp) -> usize {
         let limits = self.limits.load();
         self.store.retain(|id, slot| {
-            let used = slot.bucket.advanced_at();
-            let Some((mut bucket, quota, _)) = self.current(&limits, id, slot) else {
-                return false;
-            };
+            let advanced = slot.bucket.advanced_at();
+            let used = slot.companion.as_ref().map_or(advanced, |c| self.companion.used_at(c));
+            let Some(quota) = self.bring_up_to_date(&limits, id, slot) else { return false };
             if now.since(used) < idle || slot.held > 0 {
                 return true;
             }
-            bucket.advance(&quota, now);
-            bucket.level() < quota.burst()
-                || slot.companion.as_ref().is_some_and(|c| !self.companion.may_drop(c, now))
+            if slot.companion.is_none() {
+                // Looking must not make a bucket seem used.
+                let mut bucket = slot.bucket;
+                bucket.advance(&quota, now);
+                return bucket.level() < quota.burst();
+            }
+            self.companion.advance(slot, &quota, now);
+            slot.bucket.level() < quota.burst()
+                || slot.companion.as_ref().is_some_and(|c| !self.companion.may_drop(c))
         })
+    }
+}
+
+impl Former {
+    /// The limit at `index`, if that was its revision.
+    fn of(&self, index: LimitIndex, revision: u32) -> Option<&Limit> {
+        self.limits.get(index).filter(|limit| limit.revision() == revision)
+    }
+
+    /// The bucket of a slot under `quota`, which came after these limits.
+    fn pass_on<S>(&self, slot: &Slot<S>, id: BucketId, quota: &Quota) -> TokenBucket {
+        let mut bucket = slot.bucket;
+        match self.of(slot.limit, slot.revision) {
+            Some(old) => bucket.change_quota(old.quota(id), quota, self.until),
+            // Made by somebody who was overtaken by two reloads at once.
+            None => bucket.adopt_quota(quota),
+        }
+        bucket
     }
 }
 
@@ -532,6 +582,7 @@ impl Charge<'_> {
         Check {
             limit: self.index,
             bucket: self.bucket,
+            life: 0,
             cost: self.cost,
             quota,
             outcome: Outcome::NotCharged,

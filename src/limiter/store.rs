@@ -9,7 +9,7 @@
 //! queue of all identities that is walked round and round, like the hand of a
 //! clock.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crossbeam_queue::SegQueue;
 use dashmap::DashMap;
@@ -18,7 +18,6 @@ use dashmap::mapref::entry::Entry;
 use super::bucket::TokenBucket;
 use super::key::BucketId;
 use super::limit::LimitIndex;
-use super::quota::Quota;
 use super::tokens::Tokens;
 
 /// One bucket: its level, this replica's own ledger, and what a higher layer
@@ -31,6 +30,8 @@ pub struct Slot<S> {
     pub limit: LimitIndex,
     /// The revision of that limit under whose quota the level stands.
     pub(super) revision: u32,
+    /// Which life of the bucket this is: another after it was dropped or reset.
+    pub life: u32,
     /// Requests refused here, for operators.
     pub refused: u32,
     /// Requests admitted here, for operators.
@@ -49,11 +50,18 @@ pub struct Slot<S> {
 }
 
 impl<S> Slot<S> {
-    fn new(limit: LimitIndex, revision: u32, bucket: TokenBucket, key: Option<&[u8]>) -> Self {
+    fn new(
+        limit: LimitIndex,
+        revision: u32,
+        bucket: TokenBucket,
+        key: Option<&[u8]>,
+        life: u32,
+    ) -> Self {
         Self {
             bucket,
             limit,
             revision,
+            life,
             refused: 0,
             admitted: 0,
             spent: 0,
@@ -69,12 +77,10 @@ impl<S> Slot<S> {
         self.spent.saturating_sub(self.returned)
     }
 
-    /// What is missing until the bucket is full, with what is only held added
-    /// back: the deficit that others may know.
-    pub fn deficit(&self, quota: &Quota) -> Tokens {
+    /// The level with what is only held added back.
+    pub fn held_level(&self) -> Tokens {
         let held = i64::try_from(self.held).unwrap_or(i64::MAX);
-        let level = self.bucket.level().plus(Tokens::from_micros(held));
-        Tokens::from_micros(quota.burst().minus(level).micros().max(0))
+        self.bucket.level().plus(Tokens::from_micros(held))
     }
 }
 
@@ -91,6 +97,7 @@ pub struct Store<S> {
     count: AtomicUsize,
     max: usize,
     hand: SegQueue<BucketId>,
+    lives: AtomicU32,
 }
 
 impl<S> Store<S> {
@@ -101,7 +108,13 @@ impl<S> Store<S> {
             count: AtomicUsize::new(0),
             max: max.max(1),
             hand: SegQueue::new(),
+            lives: AtomicU32::new(0),
         }
+    }
+
+    /// A number for the life of a bucket.
+    pub fn new_life(&self) -> u32 {
+        self.lives.fetch_add(1, Ordering::Relaxed)
     }
 
     /// How many buckets there are.
@@ -162,7 +175,8 @@ impl<S> Store<S> {
             Entry::Vacant(vacant) => {
                 self.count.fetch_add(1, Ordering::Relaxed);
                 self.hand.push(id);
-                f(vacant.insert(Slot::new(limit, revision, bucket, key)).value_mut())
+                let slot = Slot::new(limit, revision, bucket, key, self.new_life());
+                f(vacant.insert(slot).value_mut())
             }
         }
     }

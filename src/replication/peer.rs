@@ -1,13 +1,12 @@
 //! Peer: another replica, and what it is still to be told.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::catalog::Catalog;
 use super::engine::SessionId;
-use super::frame::Incarnation;
-use super::frame::LimitDeclaration;
+use super::frame::{Incarnation, LimitDeclaration};
 use super::ledger::{Base, OriginId};
-use crate::limiter::BucketId;
+use crate::limiter::{BucketId, LimitIndex};
 use crate::time::Timestamp;
 
 /// Buckets that one peer may still have to be told of. Beyond it the backlog is
@@ -87,9 +86,11 @@ pub(super) struct Peer {
     pub(super) address: String,
     pub(super) session: Option<SessionId>,
     pub(super) state: PeerState,
-    /// What it declared, and what that means here.
-    pub(super) declared: Vec<LimitDeclaration>,
     pub(super) catalog: Catalog,
+    /// Its limits as it declared them.
+    pub(super) declared: Vec<LimitDeclaration>,
+    /// Limits of whose resets it is still to be told.
+    pub(super) limit_epochs: BTreeSet<LimitIndex>,
     pub(super) pending: Pending,
     /// The backlog was dropped: a snapshot is due.
     pub(super) resync: bool,
@@ -105,6 +106,9 @@ pub(super) struct Peer {
     pub(super) active_until: Timestamp,
     pub(super) active_since: Timestamp,
     pub(super) lost_at: Option<Timestamp>,
+    /// Since when it is heard without a break, and since when it is not.
+    pub(super) heard_since: Timestamp,
+    pub(super) silent_since: Option<Timestamp>,
 }
 
 /// How far a snapshot from a peer has come.

@@ -14,8 +14,12 @@
 mod harness;
 
 mod admin;
+mod app_life;
+mod app_limits;
+mod app_mesh;
 mod config_reload;
 mod discovery;
+mod peer;
 mod proxy_clients;
 mod proxy_edges;
 mod proxy_grpc;
