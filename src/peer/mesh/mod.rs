@@ -325,6 +325,10 @@ impl Mesh {
         let now = self.now();
         match command {
             Command::Inspect(inspection) => inspection(&self.engine, now),
+            Command::Reload { done } => {
+                self.engine.reload(now);
+                let _ = done.send(());
+            }
             Command::Partition { cut, done } => {
                 self.partitioned = cut;
                 let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
