@@ -19,7 +19,7 @@ use super::contacts::{Contacts, DialFailure};
 use super::frame::{Body, Frame, Hello, Incarnation};
 use super::ledger::{Base, Ledger, Mark, OriginId, Pace};
 use super::members::{Members, Standing};
-use super::peer::{Peer, PeerState, PeerView, Pending, Wanted};
+use super::peer::{Peer, PeerState, PeerView, Pending, Told, Wanted};
 use crate::limiter::{BucketId, Companion as _, LimitSet};
 use crate::time::Timestamp;
 
@@ -50,6 +50,9 @@ const IDLE_BEAT: Duration = Duration::from_secs(1);
 const BUSY_FOR: Duration = Duration::from_secs(1);
 /// Heartbeats missed until a peer is suspect.
 const MISSED_BEATS: u32 = 3;
+/// How much later than it asked for the engine may be driven until it takes it
+/// that the process stood still.
+const LATE: Duration = Duration::from_millis(300);
 /// How long an origin that is only named in snapshots is remembered.
 const NAMED_FOR: Duration = Duration::from_secs(60);
 /// How long the epoch of a bucket outlives it.
@@ -136,7 +139,7 @@ pub enum Refusal {
 }
 
 /// Bucket totals put back by base when a frame is lost.
-type Sent = Vec<(BucketId, Base)>;
+type Sent = Vec<Told>;
 
 #[derive(Debug)]
 struct Session {
@@ -212,6 +215,8 @@ pub struct Engine {
     joined: bool,
     leaving: Option<String>,
     swept_at: Timestamp,
+    /// When the driver was asked to come back at the latest.
+    expected_at: Timestamp,
     stats: Stats,
 }
 
@@ -243,6 +248,7 @@ impl Engine {
             joined,
             leaving: None,
             swept_at: now,
+            expected_at: now,
             stats: Stats::default(),
         }
     }
@@ -584,6 +590,7 @@ impl Engine {
 
     /// Does what is due at `now`.
     pub fn tick(&mut self, now: Timestamp) {
+        self.notice_standstill(now);
         self.watch_peers(now);
         self.take_marks(now);
         if !self.urgent.is_empty() && now.since(self.urgent_at) >= SPACING {
@@ -603,6 +610,27 @@ impl Engine {
         }
         self.watch_join(now);
         self.sweep(now);
+        self.expected_at = self.next_deadline(now);
+    }
+
+    /// A process that stood still for long has heard nobody meanwhile: what comes
+    /// first is the backlog of that time, which says nothing of the present. All
+    /// peers are suspect until a fresh frame comes.
+    fn notice_standstill(&mut self, now: Timestamp) {
+        if now.since(self.expected_at) <= LATE {
+            return;
+        }
+        self.expected_at = now;
+        self.stats.standstills += 1;
+        let mut changed = false;
+        for peer in self.peers.values_mut().filter(|peer| peer.silent_since.is_none()) {
+            peer.state = PeerState::Suspect;
+            peer.silent_since = Some(now);
+            changed = true;
+        }
+        if changed {
+            self.publish_members(now);
+        }
     }
 
     fn take_marks(&mut self, now: Timestamp) {

@@ -49,6 +49,7 @@ impl Engine {
         frame: Frame,
         now: Timestamp,
     ) -> Result<(), Violation> {
+        self.notice_standstill(now);
         let session = self.sessions.get_mut(&id).ok_or(Violation::NotOpen)?;
         let incarnation = session.peer;
         let peer = self.peers.get_mut(&incarnation).ok_or(Violation::NotOpen)?;
