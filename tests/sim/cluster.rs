@@ -16,8 +16,8 @@ use tidegate::limiter::{
     Tokens,
 };
 use tidegate::replication::{
-    Body, Companion, DialFailure, Engine, Entry, Frame, Incarnation, ReplicatedLimiter, Reset, SessionId,
-    Settings, Side,
+    Body, Companion, DialFailure, Engine, Entry, Frame, Incarnation, ReplicatedLimiter, Reset,
+    SessionId, Settings, Side,
 };
 use tidegate::time::Timestamp;
 use tidegate::wire::tidegate::peer::v1 as wire;
@@ -162,8 +162,15 @@ enum Event {
         link: u64,
         cut: u64,
     },
-    Dial { from: usize, address: SocketAddr },
-    Deliver { link: u64, to_end: usize, frame: u64 },
+    Dial {
+        from: usize,
+        address: SocketAddr,
+    },
+    Deliver {
+        link: u64,
+        to_end: usize,
+        frame: u64,
+    },
 }
 
 /// What the network does.
@@ -432,6 +439,17 @@ impl Cluster {
         view.map_or(limit.default_quota().burst().as_f64(), |view| view.level.as_f64())
     }
 
+    /// What the node knows of each replica's net spending, its own first, in
+    /// micro-tokens; nothing if it has no such bucket.
+    pub(crate) fn spent(&self, node: usize, key: &str) -> Vec<(Incarnation, u64)> {
+        let limits = self.nodes[node].limiter.limits();
+        let limit = limits.get(LimitIndex(0)).unwrap();
+        let key = limit.rule().key_from_text(&[key], 64).unwrap();
+        let id = limit.bucket_id(key.as_bytes());
+        let view = self.nodes[node].engine.bucket(id, self.local(node));
+        view.map_or(Vec::new(), |view| view.spent)
+    }
+
     /// Resets one bucket through the node.
     pub(crate) fn reset_key(&mut self, node: usize, key: &str) -> Option<usize> {
         let limits = self.nodes[node].limiter.limits();
@@ -630,11 +648,6 @@ impl Cluster {
         };
         if outcome.is_err() {
             self.nodes[node].engine.close(session, now);
-            if !open {
-                let dialler = if to_end == 1 { other } else { node };
-                let at = self.local(dialler);
-                self.nodes[dialler].engine.dial_failed(address, DialFailure::Other, at);
-            }
             self.close(link);
         }
         self.pump(node);
@@ -650,6 +663,11 @@ impl Cluster {
     /// Ends a connection; each side learns of it a moment later.
     fn close(&mut self, link: u64) {
         let Some(found) = self.links.remove(&link) else { return };
+        let dialler = found.ends[0].0;
+        if !found.open && self.nodes[dialler].alive {
+            let at = self.local(dialler);
+            self.nodes[dialler].engine.dial_failed(found.address, DialFailure::Other, at);
+        }
         for (node, session) in found.ends {
             self.ends.remove(&(node, session));
             // A process that stands still learns of it when it looks.

@@ -610,7 +610,11 @@ impl Engine {
         }
         self.watch_join(now);
         self.sweep(now);
-        self.expected_at = self.next_deadline(now);
+        // What is due now is done by the driver after this; no deadline that it is
+        // then told lies beyond the next heartbeat.
+        let is_busy = |peer: &Peer| peer.session.is_some() && peer.active_until >= now;
+        let beat = if self.peers.values().any(is_busy) { BUSY_BEAT } else { IDLE_BEAT };
+        self.expected_at = now.plus(beat);
     }
 
     /// A process that stood still for long has heard nobody meanwhile: what comes
@@ -715,14 +719,8 @@ impl Engine {
         let mut gone = Vec::new();
         let (mut changed, mut round_trip) = (false, 0);
         for (incarnation, peer) in &mut self.peers {
-            let beat = if peer.active_until >= now { BUSY_BEAT } else { IDLE_BEAT };
-            let since = if beat == BUSY_BEAT {
-                peer.heard_at.max(peer.active_since)
-            } else {
-                peer.heard_at
-            };
-            let patience = beat * MISSED_BEATS + Duration::from_nanos(peer.round_trip);
-            if now.since(since) > patience && peer.silent_since.is_none() {
+            let since = peer.heard_at.max(peer.beats_since(now));
+            if now.since(since) > peer.patience(now) && peer.silent_since.is_none() {
                 peer.state = PeerState::Suspect;
                 peer.silent_since = Some(now);
                 changed = true;
@@ -829,9 +827,23 @@ impl Engine {
 }
 
 impl Peer {
+    /// How often either side speaks at least.
+    fn beat(&self, now: Timestamp) -> Duration {
+        if self.active_until >= now { BUSY_BEAT } else { IDLE_BEAT }
+    }
+
+    /// Since when it is so often.
+    fn beats_since(&self, now: Timestamp) -> Timestamp {
+        if self.active_until >= now { self.active_since } else { Timestamp::ZERO }
+    }
+
+    /// After how long a silence is suspect.
+    fn patience(&self, now: Timestamp) -> Duration {
+        self.beat(now) * MISSED_BEATS + Duration::from_nanos(self.round_trip)
+    }
+
     fn next_beat(&self, now: Timestamp) -> Timestamp {
-        let beat = if self.active_until >= now { BUSY_BEAT } else { IDLE_BEAT };
-        self.sent_at.plus(beat)
+        self.sent_at.plus(self.beat(now))
     }
 
     /// Buckets are spoken of, by either side.

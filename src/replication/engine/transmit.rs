@@ -54,8 +54,8 @@ impl Engine {
             return self.frame(id, Body::Update(update), now);
         }
         let unacknowledged: usize = session.in_flight.iter().map(|(_, sent)| sent.len()).sum();
-        let has_window = session.in_flight.len() < MAX_IN_FLIGHT
-            && unacknowledged < MAX_ENTRIES_IN_FLIGHT;
+        let has_window =
+            session.in_flight.len() < MAX_IN_FLIGHT && unacknowledged < MAX_ENTRIES_IN_FLIGHT;
         if has_window && (peer.resync || peer.snapshot.is_some()) {
             return self.snapshot_part(id, now);
         }
