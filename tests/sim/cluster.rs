@@ -121,7 +121,11 @@ fn frame_bytes(frame: &Frame) -> u64 {
             let entries: usize = update.entries.iter().map(entry_bytes).sum();
             entries + prost::length_delimiter_len(entries) + 1
         }
-        _ => 0,
+        Body::Heartbeat
+        | Body::Hello(_)
+        | Body::SnapshotRequest
+        | Body::Snapshot(_)
+        | Body::Goodbye(_) => 0,
     };
     (14 + head.encoded_len() + body) as u64
 }

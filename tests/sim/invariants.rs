@@ -92,15 +92,17 @@ proptest! {
         for node in 0..3 {
             // Every total, to the micro-token.
             let known = cluster.spent(node, "k");
-            for origin in 0..3 {
+            for (origin, spent) in own.iter().enumerate() {
                 let incarnation = cluster.nodes[origin].engine.incarnation();
                 let found = known.iter().find(|(other, _)| *other == incarnation);
-                prop_assert_eq!(found.map_or(0, |(_, spent)| *spent), own[origin]);
+                prop_assert_eq!(found.map_or(0, |(_, known)| *known), *spent);
             }
-            // Averaging moves tokens to and fro, and a little refills.
+            // A little refills. Where A and C cannot talk but both reach B, an idle
+            // B follows whoever speaks, who lacks what the other spent; a part of
+            // it stays with B until the key is used again.
             let level = cluster.level(node, 0, "k");
             let off = level - (100_000 - spent) as f64;
-            prop_assert!(off.abs() <= 6.0, "{level} after {spent}");
+            prop_assert!(off.abs() <= 5.0 + 0.1 * spent as f64, "{level} after {spent}");
         }
     }
 }

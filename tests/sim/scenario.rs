@@ -138,9 +138,8 @@ impl Scenario {
 
     /// The most that is ever offered, as a multiple of the limit.
     fn peak(&self) -> f64 {
-        let loads = self.faults.iter().map(|(_, fault)| match fault {
-            Fault::Load(load) => *load,
-            _ => 0.0,
+        let loads = self.faults.iter().filter_map(|(_, fault)| {
+            if let Fault::Load(load) = fault { Some(*load) } else { None }
         });
         loads.fold(self.load, f64::max)
     }
@@ -173,10 +172,11 @@ impl Scenario {
             while let Some((when, fault)) = faults.next_if(|(when, _)| when * MS <= at) {
                 cluster.run_until(cluster.now.max(started + when * MS));
                 self.strike(&mut cluster, &mut tally, fault, when * MS);
-                match fault {
-                    Fault::Shares(shares) => demand = Demand::Shares(shares.clone()),
-                    Fault::Load(new) => load = *new,
-                    _ => {}
+                if let Fault::Shares(shares) = fault {
+                    demand = Demand::Shares(shares.clone());
+                }
+                if let Fault::Load(new) = fault {
+                    load = *new;
                 }
                 look_again = 0;
             }
