@@ -243,7 +243,7 @@ fn what_a_strict_limit_costs_and_an_open_one_gives() {
     let (open, after_open) = during(Partition::Open);
     println!("during: strict {strict:.3} frozen {frozen:.3} open {open:.3}");
     println!("after: strict {after_strict:.3} frozen {after_frozen:.3} open {after_open:.3}");
-    assert!(strict <= 1.02 && strict >= 0.4, "{strict}");
+    assert!((0.4..=1.02).contains(&strict), "{strict}");
     assert!((0.9..=1.05).contains(&frozen), "{frozen}");
     assert!((1.2..=2.05).contains(&open), "{open}");
     assert!((0.95..=1.05).contains(&after_strict) && (0.95..=1.05).contains(&after_frozen));
