@@ -58,6 +58,26 @@ impl Floors {
         TokenBucket::full(quota, now)
     }
 
+    /// What [`start`](Self::start) would make, without a trace.
+    pub(super) fn would_start(
+        &self,
+        limit: LimitIndex,
+        default: &Quota,
+        quota: &Quota,
+        now: Timestamp,
+    ) -> TokenBucket {
+        let low = self.lock();
+        let Some(mut floor) = low.get(&limit).copied() else {
+            return TokenBucket::full(quota, now);
+        };
+        floor.advance(default, now);
+        if floor.level() < default.burst() {
+            TokenBucket::with_level(quota, floor.level(), now)
+        } else {
+            TokenBucket::full(quota, now)
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<LimitIndex, TokenBucket>> {
         // Levels are valid whatever a panicking holder did.
         self.low.lock().unwrap_or_else(PoisonError::into_inner)

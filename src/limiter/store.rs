@@ -47,7 +47,7 @@ pub struct Slot<S> {
 }
 
 impl<S> Slot<S> {
-    fn new(limit: LimitIndex, bucket: TokenBucket, key: Option<&[u8]>) -> Self {
+    pub(super) fn new(limit: LimitIndex, bucket: TokenBucket, key: Option<&[u8]>) -> Self {
         Self {
             bucket,
             limit,
@@ -59,6 +59,11 @@ impl<S> Slot<S> {
             key: key.map(Box::from),
             companion: None,
         }
+    }
+
+    /// A copy without the key and what a higher layer keeps.
+    pub(super) const fn bare(&self) -> Self {
+        Self { key: None, companion: None, ..*self }
     }
 
     /// Spent less returned, in micro-tokens.
