@@ -89,7 +89,10 @@ impl Activity {
     }
 
     /// Notes that a request has come.
-    pub(super) fn begin(self: &Arc<Self>) -> Exchange {
+    pub(super) fn begin(self: &Arc<Self>, http2: bool) -> Exchange {
+        if http2 {
+            self.http2.store(true, Ordering::Relaxed);
+        }
         let running = self.exchanges.load(Ordering::Relaxed);
         self.exchanges.store(running + 1, Ordering::Relaxed);
         self.phase.store(BUSY, Ordering::Relaxed);
@@ -166,7 +169,7 @@ impl Exchange {
 
     /// Another part of the same exchange, which lasts as long as both.
     pub(super) fn share(&self) -> Self {
-        self.0.begin()
+        self.0.begin(false)
     }
 }
 

@@ -110,6 +110,9 @@ impl Forward {
         };
 
         let (mut parts, incoming) = response.into_parts();
+        // The version is that of a message's sender, so that an upstream of
+        // HTTP/1.0 does not cost the client its connection (RFC 9110 2.5).
+        parts.version = Version::HTTP_11;
         if parts.status == StatusCode::SWITCHING_PROTOCOLS {
             let theirs = parts.extensions.remove::<OnUpgrade>();
             let (Some(ours), Some(theirs), true) =

@@ -120,7 +120,7 @@ impl Metrics {
         );
         registry.register(
             "forwarding_ignored",
-            "Requests whose X-Forwarded-For or Forwarded was ignored since the peer is not trusted",
+            "Forwarded requests whose X-Forwarded-For or Forwarded was replaced since the peer is not trusted",
             metrics.ignored_forwarding.clone(),
         );
         registry.register(

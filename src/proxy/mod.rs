@@ -1,10 +1,9 @@
 //! Proxy (layer 4): the data path.
 //!
-//! A request passes, from the outside in: the [connection](connection) that
-//! keeps time, the [edge](service) that admits only what a proxy may forward,
-//! the [limit], and [forwarding](forward) over the thread's own
-//! [upstream](upstream) connections. Every answer that does not come from the
-//! upstream is made in [`response`].
+//! A request passes, from the outside in: the `connection` that keeps time, the
+//! edge (`service`) that admits only what a proxy may forward, the [`RateLimit`],
+//! and forwarding (`forward`) over the thread's own connections to the `upstream`.
+//! Every answer that does not come from the upstream is made in `response`.
 //!
 //! Invariants:
 //! - a request is charged at most once, and gets its tokens back exactly once if
@@ -12,6 +11,21 @@
 //! - what fails the edge reaches neither a limit nor the upstream;
 //! - no body is held in memory as a whole;
 //! - an error on one connection, or in accepting one, ends nothing else.
+//!
+//! Decisions that show outside:
+//! - a connection beyond `max.connections` is answered 503 and closed, before it
+//!   sends a request;
+//! - behind a refused request up to 64 KiB of a body of known length are read and
+//!   the connection lives on; otherwise it is closed after its answer, but read on
+//!   for at most 8 MiB and 5 s, so that the client gets to see the answer;
+//! - a client that closes its sending side has left: what it asked for is given
+//!   up, and stays charged if it had reached the upstream;
+//! - interim answers (1xx) of the upstream are not passed on, except 101 to a
+//!   WebSocket, the only protocol to which a connection may switch; the client's
+//!   `Expect: 100-continue` is answered here;
+//! - trailers of requests over HTTP/1 are dropped, those of answers are kept;
+//! - the answer's head is due within `timeouts.response` after the last piece of
+//!   the request's body; a body may pause for `timeouts.idle`.
 
 use std::io;
 use std::net::SocketAddr;

@@ -49,7 +49,7 @@ where
     type Future = EdgeFuture<S>;
 
     fn call(&self, request: Request<Incoming>) -> EdgeFuture<S> {
-        let exchange = self.activity.begin();
+        let exchange = self.activity.begin(request.version() >= Version::HTTP_2);
         let settings = &self.settings;
         let (mut parts, incoming) = request.into_parts();
         let version = parts.version;

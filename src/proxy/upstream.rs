@@ -151,7 +151,14 @@ impl Upstream {
             {
                 Ok(response) => return Ok((response, None)),
                 Err(Failure::Unsent(unsent)) => request = *unsent,
-                Err(Failure::Sent(problem)) => return Err(problem),
+                Err(Failure::Sent(problem)) => {
+                    if problem == Problem::ResponseTimeout {
+                        // It may be dead without anybody having noticed. What
+                        // still runs on it may go on.
+                        self.http2.borrow_mut().take();
+                    }
+                    return Err(problem);
+                }
             }
         }
         let mut sender = self.connect_http2().await?;

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use http::HeaderValue;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -46,6 +47,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 /// How often idle connections to the upstream are looked through.
 const REAP_INTERVAL: Duration = Duration::from_secs(1);
+/// Less is no buffer to the HTTP implementation.
+const MIN_HEADER_BYTES: usize = 8192;
 const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
 const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Streams that a client opened and reset before they were served. One more
@@ -80,6 +83,8 @@ where
 
 /// A client connection that counts as open until the last part of it is gone.
 pub(super) struct OpenConnection {
+    /// How many were open when this one came, itself included.
+    count: usize,
     everywhere: Arc<AtomicUsize>,
     here: Rc<Here>,
     metrics: Metrics,
@@ -130,10 +135,15 @@ struct Here {
 
 impl OpenConnection {
     fn new(everywhere: &Arc<AtomicUsize>, here: &Rc<Here>, metrics: &Metrics) -> Self {
-        everywhere.fetch_add(1, Ordering::Relaxed);
+        let count = everywhere.fetch_add(1, Ordering::Relaxed) + 1;
         here.open.set(here.open.get() + 1);
         metrics.connections.inc();
-        Self { everywhere: Arc::clone(everywhere), here: Rc::clone(here), metrics: metrics.clone() }
+        Self {
+            count,
+            everywhere: Arc::clone(everywhere),
+            here: Rc::clone(here),
+            metrics: metrics.clone(),
+        }
     }
 }
 
@@ -254,14 +264,13 @@ impl<C: Companion> Running<C> {
         let mut pause = FIRST_PAUSE;
         loop {
             let accepted = tokio::select! {
-                // Whoever has already been let in by the kernel is served.
                 biased;
-                accepted = listener.accept() => accepted,
-                () = &mut closing => return,
+                () = &mut closing => break,
                 _ = reap.tick() => {
                     self.shared.upstream.reap();
                     continue;
                 }
+                accepted = listener.accept() => accepted,
             };
             match accepted {
                 Ok((io, peer)) => {
@@ -275,21 +284,25 @@ impl<C: Companion> Running<C> {
                     tracing::warn!(%error, "a connection cannot be accepted");
                     tokio::select! {
                         () = tokio::time::sleep(pause) => {}
-                        () = &mut closing => return,
+                        () = &mut closing => break,
                     }
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
         }
+        // Whom the kernel has let in already would be cut off by closing now.
+        while let Some(Ok((io, peer))) = listener.accept().now_or_never() {
+            self.accept(io, peer);
+        }
     }
 
     fn accept(&self, io: TcpStream, peer: SocketAddr) {
-        if self.everywhere.load(Ordering::Relaxed) >= self.config.max.connections {
+        let open = Rc::new(OpenConnection::new(&self.everywhere, &self.here, &self.metrics));
+        if open.count > self.config.max.connections {
             self.metrics.count(Outcome::Overloaded);
             self.dismiss(io);
             return;
         }
-        let open = Rc::new(OpenConnection::new(&self.everywhere, &self.here, &self.metrics));
         // Both only make things better: without them the connection still works.
         let _ = io.set_nodelay(true);
         let _ = SockRef::from(&io).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE));
@@ -369,7 +382,7 @@ fn server(config: &Config) -> auto::Builder<LocalExecutor> {
         .timer(TokioTimer::new())
         // The connection's own watchdog does this, and idling too.
         .header_read_timeout(None)
-        .max_buf_size(config.max.header_bytes);
+        .max_buf_size(config.max.header_bytes.max(MIN_HEADER_BYTES));
     // Any number but the usual one costs an allocation for each request.
     if config.max.headers != config::Maxima::default().headers {
         builder.http1().max_headers(config.max.headers);

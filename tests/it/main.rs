@@ -2,6 +2,7 @@
 //! sockets on port 0.
 
 #![allow(
+    unreachable_pub,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
@@ -10,7 +11,6 @@
     reason = "a test may fail by a panic, and reads clocks and spawns as it likes"
 )]
 
-#[allow(unreachable_pub, missing_docs, reason = "nothing outside this binary reads it")]
 mod harness;
 
 mod admin;

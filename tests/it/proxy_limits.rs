@@ -1,9 +1,11 @@
 //! Limits on the data path: who is charged, who is not, who gets tokens back.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use prometheus_client::registry::Registry;
+use socket2::{Domain, Socket, Type};
 use tidegate::limiter::{Alone, Client, LimitSet, Limiter};
 use tidegate::proxy::{Enforcer, HeaderStyle, Metrics, RateLimitLayer};
 use tidegate::time::Clock;
@@ -27,6 +29,43 @@ fn a_request_that_finds_no_upstream_gets_its_token_back() {
     }
     assert_eq!((proxy.spent(), proxy.metric("tidegate_refunds_total")), (0, 5.0));
     assert_eq!(proxy.metric("tidegate_http_requests_total{outcome=\"upstream_failed\"}"), 5.0);
+}
+
+/// A listener whose queue is full, so that connecting to it takes for ever.
+fn crowded() -> (Socket, Vec<TcpStream>) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    socket.listen(0).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    let mut waiting = Vec::new();
+    while let Ok(io) = TcpStream::connect_timeout(&address, Duration::from_millis(100)) {
+        waiting.push(io);
+    }
+    (socket, waiting)
+}
+
+#[test]
+fn a_request_that_never_got_through_gets_its_token_back() {
+    let (socket, _waiting) = crowded();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    let proxy = Setup::before_url(&format!("http://{address}"))
+        .limit(limit("r", "1/h"))
+        .with(|config| config.timeouts.connect = Duration::from_millis(200))
+        .frozen()
+        .start();
+    let got = proxy.connect().get("/");
+    assert_eq!(got.status, 504);
+    assert_eq!(got.field("proxy-status"), Some("tidegate; error=connection_timeout"));
+    assert_eq!((proxy.spent(), proxy.metric("tidegate_refunds_total")), (0, 1.0));
+
+    // Nor does one cost anything whose client left before there was a way.
+    let mut connection = proxy.connect();
+    connection.send(request("GET", "/", &[], ""));
+    eventually("the charge", || proxy.spent() == 1);
+    drop(connection);
+    eventually("the refund", || proxy.spent() == 0);
+    let cancelled = proxy.metric("tidegate_http_requests_total{outcome=\"cancelled\"}");
+    assert_eq!((cancelled, proxy.metric("tidegate_refunds_total")), (1.0, 2.0));
 }
 
 #[test]

@@ -41,11 +41,6 @@ impl Connection {
         Self { io, buffer: Vec::new() }
     }
 
-    /// The socket.
-    pub fn io(&mut self) -> &mut TcpStream {
-        &mut self.io
-    }
-
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.io.write_all(bytes.as_ref()).unwrap();
     }

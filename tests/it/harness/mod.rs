@@ -10,7 +10,7 @@ mod upstream;
 pub use client::{Answer, Connection, request};
 pub use limits::limit;
 pub use proxy::{Setup, TestProxy};
-pub use upstream::{Received, Reply, Upstream};
+pub use upstream::{Reply, Upstream};
 
 use std::time::{Duration, Instant};
 

@@ -1,14 +1,15 @@
 //! A proxy in this process.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use prometheus_client::registry::Registry;
 use tidegate::limiter::{Alone, Limit, LimitSet, Limiter};
 use tidegate::proxy::{Config, Handle, Metrics, Proxy};
-use tidegate::runtime::{DrainControl, Stage, Supervisor};
+use tidegate::runtime::{DrainControl, Failure, Stage, Supervisor};
 use tidegate::time::{Clock, Timestamp};
+use tokio::sync::mpsc;
 
 use super::{Connection, Upstream, limits::LimitBuilder};
 
@@ -28,6 +29,7 @@ pub struct TestProxy {
     control: DrainControl,
     clock: Clock,
     registry: Registry,
+    failures: Mutex<mpsc::UnboundedReceiver<Failure>>,
 }
 
 impl Setup {
@@ -87,9 +89,10 @@ impl Setup {
         )
         .unwrap();
         let (control, drain) = DrainControl::new();
-        let (supervisor, _) = Supervisor::new();
+        let (supervisor, failures) = Supervisor::new();
         let handle = proxy.start(&supervisor, drain).unwrap();
-        TestProxy { address, limiter, handle, control, clock: self.clock, registry }
+        let failures = Mutex::new(failures);
+        TestProxy { address, limiter, handle, control, clock: self.clock, registry, failures }
     }
 }
 
@@ -111,6 +114,11 @@ impl TestProxy {
     /// Moves a frozen clock.
     pub fn advance(&self, by: Duration) {
         self.clock.set(self.clock.now().plus(by));
+    }
+
+    /// The first thread that failed, if one did.
+    pub fn failure(&self) -> Option<Failure> {
+        self.failures.lock().unwrap().try_recv().ok()
     }
 
     pub fn drain(&self, stage: Stage) {
