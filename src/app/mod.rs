@@ -22,7 +22,7 @@ use crate::peer::{self, Mesh, MeshHandle, Replica, Surroundings};
 use crate::proxy::{self, Proxy};
 use crate::replication::{Companion, ReplicatedLimiter};
 use crate::runtime::{Drain, DrainControl, Failure, Gate, OnExit, Readiness, Stage, Supervisor};
-use crate::telemetry;
+use crate::telemetry::{self, log};
 use crate::time::Clock;
 
 mod cluster;
@@ -91,6 +91,7 @@ pub struct App {
     failures: mpsc::UnboundedReceiver<Failure>,
     gates: Gates,
     name: String,
+    log: Option<log::Control>,
 }
 
 struct Gates {
@@ -188,8 +189,15 @@ impl App {
             failures,
             gates,
             name: options.name,
+            log: None,
         };
         Ok((app, bound))
+    }
+
+    /// The same, whose operators can change what is logged.
+    #[must_use]
+    pub fn with_log(self, log: log::Control) -> Self {
+        Self { log: Some(log), ..self }
     }
 
     /// What others may hold of it.
@@ -212,8 +220,8 @@ impl App {
         let pages = pages(&self.name, &self.clock, &handle, self.metrics, Arc::clone(&peers));
         spawn_fallible(&supervisor, "telemetry", self.http.run(pages, drain.clone()));
         let cluster = MeshCluster::new(handle.mesh.clone(), self.name, &config.replication.group);
-        let service =
-            AdminService::new(Arc::clone(&handle.limiter), cluster, config.proxy.ipv6_prefix);
+        let service = AdminService::new(Arc::clone(&handle.limiter), cluster, self.proxy.preview())
+            .with_log(self.log);
         let health = self.admin.health();
         spawn_fallible(&supervisor, "admin", self.admin.run(service, drain.clone()));
         supervisor.spawn("mesh", OnExit::Fail, self.mesh.run(drain.clone()));

@@ -2,15 +2,18 @@
 //!
 //! The steps are those of a real decision, on copies of the buckets.
 
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
 use super::key::BucketId;
-use super::limit::LimitIndex;
+use super::limit::{LimitIndex, LimitSet};
 use super::request::Attributes;
 use super::rule::Exclusion;
 use super::store::Slot;
 use super::tokens::Tokens;
 use super::{Charge, Companion, Decision, Event, Ground, Limiter, Part, Quota, Verdict};
 use crate::time::Timestamp;
-use smallvec::SmallVec;
 
 /// What would become of a request, and each limit's part in it.
 #[derive(Clone, Debug)]
@@ -20,6 +23,8 @@ pub struct Explanation {
     pub decision: Decision,
     /// Every limit in the order of the configuration.
     pub limits: Vec<(LimitIndex, Applicability)>,
+    /// The limits in force at that moment, to which the indices refer.
+    pub in_force: Arc<LimitSet>,
 }
 
 /// What a limit has to do with a request.
@@ -51,7 +56,7 @@ pub enum Applicability {
 /// Copies of buckets, made when they are first asked for.
 struct Trial<S>(Vec<(BucketId, Slot<S>)>);
 
-impl<S> Trial<S> {
+impl<S: Clone> Trial<S> {
     fn slot<C: Companion<State = S>>(
         &mut self,
         limiter: &Limiter<C>,
@@ -60,7 +65,7 @@ impl<S> Trial<S> {
     ) -> &mut Slot<S> {
         let known = self.0.iter().position(|(id, _)| *id == charge.bucket);
         let index = known.unwrap_or_else(|| {
-            let copy = limiter.store.with_existing(charge.bucket, |slot| slot.bare());
+            let copy = limiter.store.with_existing(charge.bucket, |slot| slot.clone());
             let slot = copy.unwrap_or_else(|| {
                 let (limit, quota) = (charge.limit, charge.limit.quota(charge.bucket));
                 let start =
@@ -100,7 +105,7 @@ impl<C: Companion> Limiter<C> {
     /// Says what [`decide`](Self::decide) would answer to `request` at `now` and
     /// why. Spends nothing and makes no bucket.
     pub fn explain(&self, request: &impl Attributes, now: Timestamp) -> Explanation {
-        let limits = self.limits.load();
+        let limits = self.limits.load_full();
         let mut trial = Trial(Vec::new());
         let mut charges: Vec<Charge<'_>> = Vec::new();
         let mut explained = Vec::new();
@@ -133,6 +138,7 @@ impl<C: Companion> Limiter<C> {
         let decision = match denied {
             None => self.charge(&mut trial, &charges, now),
             Some((limit, part)) => {
+                // A decision ends there, before any bucket is asked.
                 for (_, applicability) in &mut explained {
                     if let Applicability::Applies { check, .. } = applicability {
                         *check = None;
@@ -142,7 +148,8 @@ impl<C: Companion> Limiter<C> {
                 Decision { verdict, checks: SmallVec::new() }
             }
         };
-        Explanation { decision, limits: explained }
+        drop(charges);
+        Explanation { decision, limits: explained, in_force: limits }
     }
 }
 

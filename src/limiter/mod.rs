@@ -53,8 +53,8 @@ use floor::Floors;
 
 /// What a higher layer does with a bucket whenever its own ledger moves.
 pub trait Companion: Send + Sync + 'static {
-    /// What it keeps beside a bucket.
-    type State: Send + Sync + 'static;
+    /// What it keeps beside a bucket. Copied for questions only.
+    type State: Clone + Send + Sync + 'static;
 
     /// Something happened to a bucket by this replica's own requests. Called
     /// under the bucket's guard: it must not touch another bucket, block or
@@ -158,6 +158,7 @@ impl<C: Companion> Ground<C> for Live {
 }
 
 /// What a limit has to do with a request.
+#[allow(clippy::large_enum_variant, reason = "lives for one look; a box would be an allocation")]
 enum Part<'a> {
     Charged(Charge<'a>),
     Excluded(Exclusion),

@@ -23,7 +23,7 @@ use super::tokens::Tokens;
 
 /// One bucket: its level, this replica's own ledger, and what a higher layer
 /// keeps beside it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Slot<S> {
     /// The level, with everything known subtracted.
     pub bucket: TokenBucket,
@@ -59,11 +59,6 @@ impl<S> Slot<S> {
             key: key.map(Box::from),
             companion: None,
         }
-    }
-
-    /// A copy without the key and what a higher layer keeps.
-    pub(super) const fn bare(&self) -> Self {
-        Self { key: None, companion: None, ..*self }
     }
 
     /// Spent less returned, in micro-tokens.

@@ -47,6 +47,7 @@ mod forward;
 mod headers;
 mod limit;
 mod metrics;
+mod preview;
 mod request;
 mod response;
 mod service;
@@ -56,7 +57,8 @@ mod worker;
 pub use client::Trust;
 pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError};
 pub use limit::{Admission, Enforcer, FindClient, RateLimit, RateLimitFuture, RateLimitLayer};
-pub use metrics::{Metrics, Outcome};
+pub use metrics::{CheckTotals, Metrics, Outcome};
+pub use preview::{Asking, Foreseen, Found, Preview};
 pub use request::HttpRequest;
 pub use response::{Asker, GatewayFault, Problem};
 
@@ -103,6 +105,11 @@ impl<C: Companion> Proxy<C> {
         let enforcer =
             Arc::new(Enforcer::new(limiter, clock.clone(), metrics.clone(), config.headers));
         Ok((Self { listeners, config: Arc::new(config), enforcer, clock, metrics }, address))
+    }
+
+    /// Tells what it would do with requests.
+    pub fn preview(&self) -> Preview<C> {
+        Preview::new(Arc::clone(&self.enforcer), &self.config)
     }
 
     /// Starts a thread for each listener. They end when `drain` is complete.

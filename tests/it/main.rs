@@ -14,6 +14,7 @@
 mod harness;
 
 mod admin;
+mod admin_questions;
 mod discovery;
 mod proxy_clients;
 mod proxy_grpc;
