@@ -78,6 +78,11 @@ impl TokenBucket {
         true
     }
 
+    /// Lowers the level by what others are reckoned to have spent, however far.
+    pub fn drain(&mut self, amount: Tokens) {
+        self.level = self.level.saturating_sub(amount.micros());
+    }
+
     /// Moves the level by `change`, within the burst above and the debt cap
     /// below. Returns what the debt cap forgave.
     pub fn shift(&mut self, quota: &Quota, change: Tokens) -> Tokens {

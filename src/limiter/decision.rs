@@ -28,6 +28,8 @@ pub struct Check {
     pub limit: LimitIndex,
     /// Which of its buckets.
     pub bucket: BucketId,
+    /// Which life of the bucket was charged.
+    pub life: u32,
     /// What the request costs there.
     pub cost: Tokens,
     /// The bucket's quota.

@@ -70,7 +70,7 @@ impl<S: Clone> Trial<S> {
                 let (limit, quota) = (charge.limit, charge.limit.quota(charge.bucket));
                 let start =
                     limiter.floors.would_start(charge.index, limit.default_quota(), quota, now);
-                Slot::new(charge.index, start, None)
+                Slot::new(charge.index, start, None, 0)
             });
             self.0.push((charge.bucket, slot));
             self.0.len() - 1
@@ -114,13 +114,13 @@ impl<C: Companion> Limiter<C> {
             let applicability = match Part::of(index, limit, request) {
                 Part::Charged(charge) => {
                     let exists = self.store.with_existing(charge.bucket, |_| ()).is_some();
-                    let mut bucket = trial.slot(self, &charge, now).bucket;
-                    bucket.advance(limit.quota(charge.bucket), now);
+                    let slot = trial.slot(self, &charge, now);
+                    self.companion.advance(slot, limit.quota(charge.bucket), now);
                     let applies = Applicability::Applies {
                         key: charge.key.as_bytes().to_vec(),
                         bucket: charge.bucket,
                         exists,
-                        level: bucket.level(),
+                        level: slot.bucket.level(),
                         check: Some(charges.len()),
                     };
                     charges.push(charge);

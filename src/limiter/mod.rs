@@ -68,8 +68,17 @@ pub trait Companion: Send + Sync + 'static {
         now: Timestamp,
     );
 
-    /// Whether the bucket may be dropped although it is full and idle.
-    fn may_drop(&self, state: &Self::State, now: Timestamp) -> bool;
+    /// Brings the level of a bucket up to `now`.
+    fn advance(&self, slot: &mut Slot<Self::State>, quota: &Quota, now: Timestamp);
+
+    /// When `cost` will be there. The bucket was advanced to the present.
+    fn due(&self, slot: &Slot<Self::State>, quota: &Quota, cost: Tokens) -> Due;
+
+    /// When a bucket was last used, if the higher layer knows.
+    fn used_at(&self, state: &Self::State) -> Timestamp;
+
+    /// Whether a bucket that is full and idle may be dropped.
+    fn may_drop(&self, state: &Self::State) -> bool;
 }
 
 /// What a request did to a bucket.
@@ -92,7 +101,19 @@ impl Companion for Alone {
 
     fn happened(&self, _: Event, _: BucketId, _: &mut Slot<()>, _: &Quota, _: Timestamp) {}
 
-    fn may_drop(&self, (): &(), _: Timestamp) -> bool {
+    fn advance(&self, slot: &mut Slot<()>, quota: &Quota, now: Timestamp) {
+        slot.bucket.advance(quota, now);
+    }
+
+    fn due(&self, slot: &Slot<()>, quota: &Quota, cost: Tokens) -> Due {
+        slot.bucket.due(quota, cost)
+    }
+
+    fn used_at(&self, (): &()) -> Timestamp {
+        Timestamp::ZERO
+    }
+
+    fn may_drop(&self, (): &()) -> bool {
         true
     }
 }
@@ -352,6 +373,7 @@ impl<C: Companion> Limiter<C> {
     ) {
         slot.spent = slot.spent.saturating_add(micros(check.cost));
         check.outcome = Outcome::Admitted;
+        check.life = slot.life;
         G::happened(self, Event::Spent(check.cost), id, slot, &check.quota, now);
     }
 
@@ -383,10 +405,10 @@ impl<C: Companion> Limiter<C> {
     ) -> R {
         let quota = check.quota;
         ground.at(self, charge, now, |slot| {
-            slot.bucket.advance(&quota, now);
+            self.companion.advance(slot, &quota, now);
             let result = f(slot, check);
             check.level = slot.bucket.level();
-            check.due = slot.bucket.due(&quota, check.cost);
+            check.due = self.companion.due(slot, &quota, check.cost);
             check.full_in = slot.bucket.full_in(&quota);
             result
         })
@@ -425,7 +447,7 @@ impl<C: Companion> Limiter<C> {
             let mut bucket = slot.bucket;
             bucket.advance(quota, now);
             let missing = quota.burst().minus(bucket.level()).micros();
-            let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c, now));
+            let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c));
             Some((settled, -missing))
         });
         let Some((id, slot)) = evicted else { return };
@@ -452,11 +474,11 @@ impl<C: Companion> Limiter<C> {
         for check in decision.checks.iter().filter(|c| c.outcome == Outcome::Admitted) {
             self.store.with_existing(check.bucket, |slot| {
                 let cost = micros(check.cost);
-                // A bucket that was dropped and made anew never spent this.
-                if slot.net() < cost {
+                // A bucket that was dropped or reset meanwhile never spent this.
+                if slot.life != check.life || slot.net() < cost {
                     return;
                 }
-                slot.bucket.advance(&check.quota, now);
+                self.companion.advance(slot, &check.quota, now);
                 slot.returned = slot.returned.saturating_add(cost);
                 slot.bucket.shift(&check.quota, check.cost);
                 let event = Event::Returned(check.cost);
@@ -472,13 +494,20 @@ impl<C: Companion> Limiter<C> {
         self.store.retain(|id, slot| {
             let Some(limit) = limits.get(slot.limit) else { return false };
             let quota = limit.quota(id);
-            if now.since(slot.bucket.advanced_at()) < idle || slot.held > 0 {
+            let advanced = slot.bucket.advanced_at();
+            let used = slot.companion.as_ref().map_or(advanced, |c| self.companion.used_at(c));
+            if now.since(used) < idle || slot.held > 0 {
                 return true;
             }
-            let mut bucket = slot.bucket;
-            bucket.advance(quota, now);
-            bucket.level() < quota.burst()
-                || slot.companion.as_ref().is_some_and(|c| !self.companion.may_drop(c, now))
+            if slot.companion.is_none() {
+                // Looking must not make a bucket seem used.
+                let mut bucket = slot.bucket;
+                bucket.advance(quota, now);
+                return bucket.level() < quota.burst();
+            }
+            self.companion.advance(slot, quota, now);
+            slot.bucket.level() < quota.burst()
+                || slot.companion.as_ref().is_some_and(|c| !self.companion.may_drop(c))
         })
     }
 }
@@ -507,6 +536,7 @@ impl Charge<'_> {
         Check {
             limit: self.index,
             bucket: self.bucket,
+            life: 0,
             cost: self.limit.cost(),
             quota,
             outcome: Outcome::NotCharged,

@@ -9,7 +9,7 @@
 //! queue of all identities that is walked round and round, like the hand of a
 //! clock.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crossbeam_queue::SegQueue;
 use dashmap::DashMap;
@@ -18,7 +18,6 @@ use dashmap::mapref::entry::Entry;
 use super::bucket::TokenBucket;
 use super::key::BucketId;
 use super::limit::LimitIndex;
-use super::quota::Quota;
 use super::tokens::Tokens;
 
 /// One bucket: its level, this replica's own ledger, and what a higher layer
@@ -29,6 +28,8 @@ pub struct Slot<S> {
     pub bucket: TokenBucket,
     /// Which limit the bucket belongs to.
     pub limit: LimitIndex,
+    /// Which life of the bucket this is: another after it was dropped or reset.
+    pub life: u32,
     /// Requests refused here, for operators.
     pub refused: u32,
     /// Requests admitted here, for operators.
@@ -47,10 +48,16 @@ pub struct Slot<S> {
 }
 
 impl<S> Slot<S> {
-    pub(super) fn new(limit: LimitIndex, bucket: TokenBucket, key: Option<&[u8]>) -> Self {
+    pub(super) fn new(
+        limit: LimitIndex,
+        bucket: TokenBucket,
+        key: Option<&[u8]>,
+        life: u32,
+    ) -> Self {
         Self {
             bucket,
             limit,
+            life,
             refused: 0,
             admitted: 0,
             spent: 0,
@@ -66,12 +73,10 @@ impl<S> Slot<S> {
         self.spent.saturating_sub(self.returned)
     }
 
-    /// What is missing until the bucket is full, with what is only held added
-    /// back: the deficit that others may know.
-    pub fn deficit(&self, quota: &Quota) -> Tokens {
+    /// The level with what is only held added back.
+    pub fn held_level(&self) -> Tokens {
         let held = i64::try_from(self.held).unwrap_or(i64::MAX);
-        let level = self.bucket.level().plus(Tokens::from_micros(held));
-        Tokens::from_micros(quota.burst().minus(level).micros().max(0))
+        self.bucket.level().plus(Tokens::from_micros(held))
     }
 }
 
@@ -88,6 +93,7 @@ pub struct Store<S> {
     count: AtomicUsize,
     max: usize,
     hand: SegQueue<BucketId>,
+    lives: AtomicU32,
 }
 
 impl<S> Store<S> {
@@ -98,7 +104,13 @@ impl<S> Store<S> {
             count: AtomicUsize::new(0),
             max: max.max(1),
             hand: SegQueue::new(),
+            lives: AtomicU32::new(0),
         }
+    }
+
+    /// A number for the life of a bucket.
+    pub fn new_life(&self) -> u32 {
+        self.lives.fetch_add(1, Ordering::Relaxed)
     }
 
     /// How many buckets there are.
@@ -146,7 +158,7 @@ impl<S> Store<S> {
             Entry::Vacant(vacant) => {
                 self.count.fetch_add(1, Ordering::Relaxed);
                 self.hand.push(id);
-                f(vacant.insert(Slot::new(limit, bucket, key)).value_mut())
+                f(vacant.insert(Slot::new(limit, bucket, key, self.new_life())).value_mut())
             }
         }
     }

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
-use tracing::{debug, error, warn};
+use tracing::{error, warn};
 
 use super::convert;
 use super::incoming::{self, Origin};
@@ -143,9 +143,8 @@ impl Replication for Acceptor {
 }
 
 /// How a refusal is said over gRPC.
-pub(super) fn status(refusal: &Refusal) -> Status {
+fn status(refusal: &Refusal) -> Status {
     let text = refusal.to_string();
-    debug!(reason = text, "session refused");
     match refusal {
         Refusal::Myself | Refusal::Duplicate => Status::already_exists(text),
         Refusal::Group { .. } | Refusal::Version { .. } => Status::failed_precondition(text),

@@ -11,7 +11,8 @@ use bytes::Bytes;
 
 use crate::limiter::BucketId;
 use crate::replication::{
-    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, Row, Snapshot,
+    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, LimitEpoch, Row,
+    Snapshot, Update,
 };
 use crate::wire::tidegate::peer::v1 as wire;
 
@@ -44,6 +45,8 @@ pub(super) enum Fault {
     TooLong { bytes: usize, most: usize },
     /// It has more elements than allowed.
     TooMany { count: usize, most: usize },
+    /// It is not a number from zero up.
+    NoRate,
 }
 
 impl fmt::Display for Fault {
@@ -52,6 +55,7 @@ impl fmt::Display for Fault {
             Self::Length { bytes, wanted } => write!(f, "has {bytes} bytes, not {wanted}"),
             Self::TooLong { bytes, most } => write!(f, "has {bytes} bytes, above {most}"),
             Self::TooMany { count, most } => write!(f, "has {count} elements, above {most}"),
+            Self::NoRate => f.write_str("is not a number from zero up"),
         }
     }
 }
@@ -62,10 +66,15 @@ pub(super) fn encode(frame: Frame) -> wire::Frame {
     let body = match body {
         Body::Heartbeat => None,
         Body::Hello(hello) => Some(wire::frame::Body::Hello(encode_hello(hello))),
-        Body::Update(entries) => Some(wire::frame::Body::Update(wire::Update {
-            entries: entries.into_iter().map(encode_entry).collect(),
-            limit_epochs: Vec::new(),
-        })),
+        Body::Update(Update { entries, limit_epochs }) => {
+            Some(wire::frame::Body::Update(wire::Update {
+                entries: entries.into_iter().map(encode_entry).collect(),
+                limit_epochs: limit_epochs
+                    .into_iter()
+                    .map(|LimitEpoch { limit, epoch }| wire::LimitEpoch { limit, epoch })
+                    .collect(),
+            }))
+        }
         Body::SnapshotRequest => Some(wire::frame::Body::SnapshotRequest(wire::SnapshotRequest {})),
         Body::Snapshot(Snapshot { rows, last, joining }) => {
             Some(wire::frame::Body::Snapshot(wire::Snapshot {
@@ -124,6 +133,7 @@ fn encode_entry(entry: Entry) -> wire::Entry {
         fresh_spent,
         fresh_returned,
         level,
+        demand,
         key,
     } = entry;
     wire::Entry {
@@ -138,6 +148,7 @@ fn encode_entry(entry: Entry) -> wire::Entry {
         fresh_spent,
         fresh_returned,
         level,
+        demand: encode_demand(demand),
         key: key.map(Bytes::from).unwrap_or_default(),
         // What this version does not speak of.
         ..wire::Entry::default()
@@ -147,13 +158,13 @@ fn encode_entry(entry: Entry) -> wire::Entry {
 fn encode_row(row: Row) -> wire::Row {
     let Row { bucket, limit, epoch, deficit, contributions, key } = row;
     let contributions = contributions.into_iter().map(|contribution| {
-        let Contribution { incarnation, generation, spent, returned } = contribution;
+        let Contribution { incarnation, generation, spent, returned, demand } = contribution;
         wire::Contribution {
             incarnation: encode_id(incarnation.to_bytes()),
             generation,
             spent,
             returned,
-            demand: 0.0,
+            demand: encode_demand(demand),
         }
     });
     wire::Row {
@@ -181,8 +192,15 @@ pub(super) fn decode(frame: wire::Frame) -> Result<Frame, Malformed> {
         None => Body::Heartbeat,
         Some(wire::frame::Body::Hello(hello)) => Body::Hello(decode_hello(hello)?),
         Some(wire::frame::Body::Update(update)) => {
-            few("Update.entries", update.entries.len(), MAX_ITEMS)?;
-            Body::Update(update.entries.into_iter().map(decode_entry).collect::<Result<_, _>>()?)
+            let wire::Update { entries, limit_epochs } = update;
+            few("Update.entries", entries.len(), MAX_ITEMS)?;
+            few("Update.limit_epochs", limit_epochs.len(), MAX_LIMITS)?;
+            let entries = entries.into_iter().map(decode_entry).collect::<Result<_, _>>()?;
+            let limit_epochs = limit_epochs
+                .into_iter()
+                .map(|wire::LimitEpoch { limit, epoch }| LimitEpoch { limit, epoch })
+                .collect();
+            Body::Update(Update { entries, limit_epochs })
         }
         Some(wire::frame::Body::SnapshotRequest(wire::SnapshotRequest {})) => Body::SnapshotRequest,
         Some(wire::frame::Body::Snapshot(snapshot)) => {
@@ -248,6 +266,7 @@ fn decode_entry(entry: wire::Entry) -> Result<Entry, Malformed> {
         fresh_spent: entry.fresh_spent,
         fresh_returned: entry.fresh_returned,
         level: entry.level,
+        demand: decode_demand("Entry.demand", entry.demand)?,
         key: key("Entry.key", &entry.key)?,
     })
 }
@@ -255,10 +274,10 @@ fn decode_entry(entry: wire::Entry) -> Result<Entry, Malformed> {
 fn decode_row(row: wire::Row) -> Result<Row, Malformed> {
     few("Row.contributions", row.contributions.len(), MAX_CONTRIBUTIONS)?;
     let contributions = row.contributions.into_iter().map(|contribution| {
-        let wire::Contribution { incarnation, generation, spent, returned, demand: _ } =
-            contribution;
+        let wire::Contribution { incarnation, generation, spent, returned, demand } = contribution;
         let incarnation = Incarnation::from_bytes(id("Contribution.incarnation", &incarnation)?);
-        Ok(Contribution { incarnation, generation, spent, returned })
+        let demand = decode_demand("Contribution.demand", demand)?;
+        Ok(Contribution { incarnation, generation, spent, returned, demand })
     });
     Ok(Row {
         bucket: BucketId::from_bytes(id("Row.bucket", &row.bucket)?),
@@ -268,6 +287,19 @@ fn decode_row(row: wire::Row) -> Result<Row, Malformed> {
         contributions: contributions.collect::<Result<_, _>>()?,
         key: key("Row.key", &row.key)?,
     })
+}
+
+/// Demand travels in tokens per second; here it is in micro-tokens per nanosecond.
+fn encode_demand(demand: f64) -> f32 {
+    (demand * 1000.0) as f32
+}
+
+fn decode_demand(field: &'static str, demand: f32) -> Result<f64, Malformed> {
+    if demand.is_finite() && demand >= 0.0 {
+        Ok(f64::from(demand) / 1000.0)
+    } else {
+        Err(Malformed { field, fault: Fault::NoRate })
+    }
 }
 
 fn id(field: &'static str, bytes: &Bytes) -> Result<[u8; 16], Malformed> {
@@ -356,8 +388,9 @@ mod tests {
     }
 
     fn entries() -> impl Strategy<Value = Entry> {
-        (buckets(), any::<[u32; 4]>(), any::<[u64; 5]>(), any::<i64>(), keys()).prop_map(
-            |(bucket, [limit, generation, flush, ack], totals, level, key)| {
+        let numbers = (any::<[u32; 4]>(), any::<[u64; 5]>(), any::<i64>(), demands());
+        (buckets(), numbers, keys()).prop_map(
+            |(bucket, ([limit, generation, flush, ack], totals, level, demand), key)| {
                 let [epoch, spent, returned, fresh_spent, fresh_returned] = totals;
                 Entry {
                     bucket,
@@ -371,19 +404,32 @@ mod tests {
                     fresh_spent,
                     fresh_returned,
                     level,
+                    demand,
                     key,
                 }
             },
         )
     }
 
+    fn demands() -> impl Strategy<Value = f64> {
+        (0.0..1e9f32).prop_map(|per_second| f64::from(per_second) / 1000.0)
+    }
+
+    fn updates() -> impl Strategy<Value = Update> {
+        let epochs =
+            (any::<u32>(), any::<u64>()).prop_map(|(limit, epoch)| LimitEpoch { limit, epoch });
+        (vec(entries(), 0..5), vec(epochs, 0..3))
+            .prop_map(|(entries, limit_epochs)| Update { entries, limit_epochs })
+    }
+
     fn rows() -> impl Strategy<Value = Row> {
-        let contributions = (incarnations(), any::<u32>(), any::<[u64; 2]>()).prop_map(
-            |(incarnation, generation, [spent, returned])| Contribution {
+        let contributions = (incarnations(), any::<u32>(), any::<[u64; 2]>(), demands()).prop_map(
+            |(incarnation, generation, [spent, returned], demand)| Contribution {
                 incarnation,
                 generation,
                 spent,
                 returned,
+                demand,
             },
         );
         (buckets(), any::<u32>(), any::<[u64; 2]>(), vec(contributions, 0..4), keys()).prop_map(
@@ -402,7 +448,7 @@ mod tests {
         let bodies = prop_oneof![
             Just(Body::Heartbeat),
             hellos().prop_map(Body::Hello),
-            vec(entries(), 0..5).prop_map(Body::Update),
+            updates().prop_map(Body::Update),
             Just(Body::SnapshotRequest),
             (vec(rows(), 0..5), any::<[bool; 2]>()).prop_map(|(rows, [last, joining])| {
                 Body::Snapshot(Snapshot { rows, last, joining })
@@ -419,6 +465,14 @@ mod tests {
                 body,
             },
         )
+    }
+
+    #[test]
+    fn a_demand_that_is_no_rate_is_refused() {
+        for demand in [f32::NAN, f32::INFINITY, -1.0] {
+            let fault = decode_demand("Entry.demand", demand).unwrap_err();
+            assert_eq!((fault.field, fault.fault), ("Entry.demand", Fault::NoRate));
+        }
     }
 
     proptest! {

@@ -50,7 +50,15 @@ pub(super) fn connections(
     listener: TcpListener,
     metrics: Metrics,
 ) -> impl Stream<Item = io::Result<Connection>> {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    bounded(listener, metrics, MAX_CONNECTIONS)
+}
+
+fn bounded(
+    listener: TcpListener,
+    metrics: Metrics,
+    most: usize,
+) -> impl Stream<Item = io::Result<Connection>> {
+    let places = Arc::new(Semaphore::new(most));
     stream::unfold((listener, places, metrics), async |(listener, places, metrics)| {
         let connection = loop {
             let (stream, remote) = match listener.accept().await {
@@ -148,5 +156,57 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::StreamExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    async fn listener() -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    // Paused time moves on by itself when nothing else is to be done.
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_without_a_session_ends_and_one_with_a_session_stays() {
+        let (listener, address) = listener().await;
+        let mut incoming = pin!(connections(listener, Metrics::default()));
+        let _silent = TcpStream::connect(address).await.unwrap();
+        let mut connection = incoming.next().await.unwrap().unwrap();
+        let error = connection.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+
+        let mut peer = TcpStream::connect(address).await.unwrap();
+        let mut connection = incoming.next().await.unwrap().unwrap();
+        connection.connect_info().greeted();
+        tokio::time::sleep(PATIENCE * 2).await;
+        peer.write_u8(7).await.unwrap();
+        assert_eq!(connection.read_u8().await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_ends_makes_place_for_another() {
+        let (listener, address) = listener().await;
+        let metrics = Metrics::default();
+        let mut incoming = pin!(bounded(listener, metrics, 1));
+        let _first = TcpStream::connect(address).await.unwrap();
+        let held = incoming.next().await.unwrap().unwrap();
+        // Closed at once, while the acceptor waits for one that it may take.
+        let mut second = TcpStream::connect(address).await.unwrap();
+        tokio::select! {
+            _ = incoming.next() => panic!("there was no place"),
+            read = second.read_u8() => assert!(read.is_err()),
+        }
+        drop(held);
+        let _third = TcpStream::connect(address).await.unwrap();
+        incoming.next().await.unwrap().unwrap();
     }
 }

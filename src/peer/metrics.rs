@@ -50,7 +50,7 @@ impl Reason {
     /// The reason why a stream that ended so is refused, if it is.
     pub(super) const fn of(end: &End) -> Option<Self> {
         match end {
-            End::Closed | End::Failed(_) => None,
+            End::Closed | End::Failed(_) | End::Rejected(_) => None,
             End::Oversized => Some(Self::Oversized),
             End::Undecodable(_) | End::Malformed(_) => Some(Self::Malformed),
         }

@@ -83,6 +83,8 @@ pub(super) enum End {
     Closed,
     /// By the peer with a status, or with the connection.
     Failed(String),
+    /// By the peer, which did not understand what this replica said.
+    Rejected(String),
     /// A message was larger than [`MAX_MESSAGE_BYTES`].
     Oversized,
     /// A message was not a frame at all.
@@ -100,6 +102,8 @@ impl From<Status> for End {
             // What the transport reports has a source, what the decoder says has
             // none; peers never answer with this code.
             Self::Undecodable(status.message().to_owned())
+        } else if code == Code::InvalidArgument {
+            Self::Rejected(format!("rejected by the peer: {}", status.message()))
         } else {
             Self::Failed(format!("{code:?}: {}", status.message()))
         }
@@ -110,7 +114,9 @@ impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("closed by the peer"),
-            Self::Failed(reason) | Self::Undecodable(reason) => f.write_str(reason),
+            Self::Failed(reason) | Self::Rejected(reason) | Self::Undecodable(reason) => {
+                f.write_str(reason)
+            }
             Self::Oversized => write!(f, "a message is larger than {MAX_MESSAGE_BYTES} bytes"),
             Self::Malformed(malformed) => malformed.fmt(f),
         }

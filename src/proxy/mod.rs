@@ -32,6 +32,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use socket2::SockRef;
 use tokio::sync::watch;
 
 use crate::limiter::{Companion, Limiter};
@@ -88,7 +89,7 @@ impl<C: Companion> Proxy<C> {
     /// chooses one, which the others join.
     ///
     /// # Errors
-    /// If the address cannot be bound.
+    /// If the address cannot be bound, or another process listens there.
     pub fn bind(
         config: Config,
         limiter: Arc<Limiter<C>>,
@@ -96,7 +97,10 @@ impl<C: Companion> Proxy<C> {
         metrics: Metrics,
         workers: usize,
     ) -> io::Result<(Self, SocketAddr)> {
-        let first = config.listen.bind(true)?;
+        // The first one takes the address for itself, which fails while anybody
+        // listens there, another proxy included. Only then is it shared.
+        let first = config.listen.bind(false)?;
+        SockRef::from(&first).set_reuse_port(true)?;
         let address = first.local_addr()?;
         let mut listeners = vec![first];
         for _ in 1..workers.max(1) {
@@ -151,5 +155,45 @@ impl Handle {
         let mut alive = self.alive.clone();
         // Nothing is ever sent; an error means that all senders are gone.
         while alive.changed().await.is_ok() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+    use crate::limiter::{Alone, LimitSet};
+
+    fn bind(listen: ListenAddr, workers: usize) -> io::Result<(Proxy<Alone>, SocketAddr)> {
+        let limits = LimitSet::new([]);
+        let mut config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        config.listen = listen;
+        let metrics = Metrics::register(&mut Registry::default(), &limits);
+        let limiter = Arc::new(Limiter::new(limits, 1, Alone));
+        Proxy::bind(config, limiter, Clock::monotonic(), metrics, workers)
+    }
+
+    #[test]
+    fn threads_share_an_address_that_nobody_else_gets() {
+        let (proxy, address) = bind("127.0.0.1:0".parse().unwrap(), 2).unwrap();
+        for workers in [1, 2] {
+            let error = bind(address.into(), workers).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{workers}");
+            assert!(error.to_string().contains(&address.to_string()), "{error}");
+        }
+        // The kernel spreads connections by their addresses: that 64 of them all
+        // meet one of two sockets does not happen.
+        let clients: Vec<_> = (0..64).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let accepted = |listener: &std::net::TcpListener| {
+            std::iter::from_fn(|| listener.accept().ok()).count()
+        };
+        let counts: Vec<_> = proxy.listeners.iter().map(accepted).collect();
+        assert_eq!(counts.iter().sum::<usize>(), clients.len());
+        assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+        drop(proxy);
+        bind(address.into(), 2).unwrap();
     }
 }

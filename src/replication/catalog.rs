@@ -5,6 +5,8 @@
 //! differ names other buckets and is left alone; one with another quota shares
 //! its buckets, but their levels are not compared.
 
+use std::collections::BTreeSet;
+
 use super::frame::LimitDeclaration;
 use crate::limiter::{LimitIndex, LimitSet};
 
@@ -13,6 +15,8 @@ use crate::limiter::{LimitIndex, LimitSet};
 pub(super) struct Mapped {
     pub(super) index: LimitIndex,
     pub(super) same_quota: bool,
+    /// The peer's quota refills faster.
+    pub(super) larger_quota: bool,
 }
 
 /// All of a peer's limits, seen from here.
@@ -44,7 +48,9 @@ impl Catalog {
             if !same_quota {
                 mismatches.push(format!("{}: other quota", declared.name));
             }
-            mapped.push(Some(Mapped { index, same_quota }));
+            let ours = u128::from(quota.rate().tokens()) * u128::from(declared.period_ms);
+            let theirs = u128::from(declared.tokens) * u128::from(quota.rate().period_ms());
+            mapped.push(Some(Mapped { index, same_quota, larger_quota: theirs > ours }));
         }
         for (_, limit) in ours.iter() {
             if !theirs.iter().any(|declared| declared.name == limit.name()) {
@@ -57,6 +63,14 @@ impl Catalog {
     /// The limit here that the peer calls by `index`.
     pub(super) fn map(&self, index: u32) -> Option<Mapped> {
         self.mapped.get(usize::try_from(index).ok()?).copied().flatten()
+    }
+
+    /// Whether this maps limits that `before` did not.
+    pub(super) fn maps_more_than(&self, before: &Self) -> bool {
+        let indices = |catalog: &Self| -> BTreeSet<LimitIndex> {
+            catalog.mapped.iter().flatten().map(|mapped| mapped.index).collect()
+        };
+        !indices(self).is_subset(&indices(before))
     }
 
     /// What differs, for people: `limit: how`.

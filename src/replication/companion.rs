@@ -7,15 +7,22 @@
 //! was seen nothing is marked and no ledger is made, so that a lone replica
 //! costs what a lone bucket costs.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
+use arc_swap::ArcSwap;
 use atomic_waker::AtomicWaker;
 use crossbeam_queue::SegQueue;
 
-use super::ledger::{Ledger, Mark};
-use crate::limiter::{self, BucketId, Event, Quota, Slot};
+use super::epochs::Epochs;
+use super::ledger::{Climate, Ledger, Mark};
+use super::members::Members;
+use crate::limiter::{self, BucketId, Due, Event, LimitIndex, Quota, Slot, Tokens};
 use crate::time::Timestamp;
+
+/// Shortest time between two flushes of urgent buckets, in nanoseconds.
+pub(super) const SPACING_NANOS: u64 = 5_000_000;
 
 /// A bucket that peers should hear of, and how soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +40,12 @@ pub struct Companion {
     active: AtomicBool,
     /// How many replicas there are, this one included.
     replicas: AtomicU32,
+    /// Nanoseconds within which news arrives.
+    horizon: AtomicU64,
+    /// Version of `members`, so that a check need not load them.
+    version: AtomicU32,
+    members: ArcSwap<Members>,
+    epochs: Epochs,
     generations: AtomicU32,
     queue: SegQueue<Marked>,
     waker: AtomicWaker,
@@ -43,6 +56,10 @@ impl Default for Companion {
         Self {
             active: AtomicBool::new(false),
             replicas: AtomicU32::new(1),
+            horizon: AtomicU64::new(SPACING_NANOS),
+            version: AtomicU32::new(0),
+            members: ArcSwap::from_pointee(Members::default()),
+            epochs: Epochs::default(),
             generations: AtomicU32::new(1),
             queue: SegQueue::new(),
             waker: AtomicWaker::new(),
@@ -66,21 +83,59 @@ impl Companion {
         if self.queue.is_empty() { Poll::Pending } else { Poll::Ready(()) }
     }
 
-    pub(super) fn set_replicas(&self, replicas: u32) {
+    /// Publishes who is heard; every ledger follows when it is touched next.
+    pub(super) fn set_members(&self, mut members: Members, replicas: u32) {
         self.replicas.store(replicas.max(1), Ordering::Relaxed);
+        members.version = self.version.load(Ordering::Relaxed).wrapping_add(1).max(1);
+        let version = members.version;
+        self.members.store(Arc::new(members));
+        self.version.store(version, Ordering::Release);
         if replicas > 1 {
             self.active.store(true, Ordering::Release);
         }
+    }
+
+    /// Sets the largest round trip to a peer, in nanoseconds.
+    pub(super) fn set_round_trip(&self, nanos: u64) {
+        self.horizon.store(SPACING_NANOS + nanos, Ordering::Relaxed);
+    }
+
+    pub(super) const fn epochs(&self) -> &Epochs {
+        &self.epochs
     }
 
     pub(super) fn pop(&self) -> Option<Marked> {
         self.queue.pop()
     }
 
+    /// Makes sure that `slot` has a ledger; one that is made contains what the
+    /// slot has spent up to now as known to all.
+    pub(super) fn ensure_ledger(&self, id: BucketId, slot: &mut Slot<Ledger>, now: Timestamp) {
+        if slot.companion.is_none() {
+            let ledger = self.new_ledger(id, slot.limit, slot.spent, slot.returned, now);
+            slot.companion = Some(ledger);
+        }
+    }
+
     /// A ledger for a bucket of which others knew `spent` and `returned`.
-    pub(super) fn new_ledger(&self, spent: u64, returned: u64, now: Timestamp) -> Box<Ledger> {
+    pub(super) fn new_ledger(
+        &self,
+        id: BucketId,
+        limit: LimitIndex,
+        spent: u64,
+        returned: u64,
+        now: Timestamp,
+    ) -> Box<Ledger> {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
-        Box::new(Ledger::new(generation, spent, returned, now))
+        Box::new(Ledger::new(generation, self.epochs.of(id, limit), spent, returned, now))
+    }
+
+    fn climate<'a>(&'a self, members: &'a dyn Fn() -> Arc<Members>) -> Climate<'a> {
+        Climate {
+            horizon: self.horizon.load(Ordering::Relaxed) as f64,
+            version: self.version.load(Ordering::Acquire),
+            members,
+        }
     }
 
     fn push(&self, bucket: BucketId, mark: Mark) {
@@ -103,26 +158,51 @@ impl limiter::Companion for Companion {
         if !self.active.load(Ordering::Acquire) {
             return;
         }
-        let (spent, returned) = match event {
-            Event::Spent(cost) => (cost.micros().unsigned_abs(), 0),
-            Event::Returned(cost) => (0, cost.micros().unsigned_abs()),
-            // A refusal matters only to a bucket that is already shared: it
-            // keeps the averaging of levels going where nothing is spent.
-            Event::Refused(_) if slot.companion.is_none() => return,
-            Event::Refused(_) => (0, 0),
-        };
-        // What happened before the first event in company is in snapshots.
-        let before = (slot.spent.saturating_sub(spent), slot.returned.saturating_sub(returned));
-        let net = slot.net();
-        let level = slot.bucket.level();
-        let ledger = slot.companion.get_or_insert_with(|| self.new_ledger(before.0, before.1, now));
-        let mark = ledger.happened(event, net, level, quota, self.replicas());
-        if let Some(mark) = mark {
+        if slot.companion.is_none() {
+            let (spent, returned) = match event {
+                Event::Spent(cost) => (cost.micros().unsigned_abs(), 0),
+                Event::Returned(cost) => (0, cost.micros().unsigned_abs()),
+                // A refusal matters only to a bucket that is already shared.
+                Event::Refused(_) => return,
+            };
+            // What happened before the first event in company is in snapshots.
+            let (spent, returned) =
+                (slot.spent.saturating_sub(spent), slot.returned.saturating_sub(returned));
+            slot.companion = Some(self.new_ledger(id, slot.limit, spent, returned, now));
+        }
+        let (net, level) = (slot.net(), slot.bucket.level());
+        let Some(ledger) = slot.companion.as_deref_mut() else { return };
+        if let Some(mark) = ledger.happened(event, net, level, quota, self.replicas(), now) {
             self.push(id, mark);
         }
     }
 
-    fn may_drop(&self, ledger: &Ledger, _now: Timestamp) -> bool {
-        ledger.is_settled()
+    fn advance(&self, slot: &mut Slot<Ledger>, quota: &Quota, now: Timestamp) {
+        match slot.companion.as_deref_mut() {
+            Some(ledger) => {
+                let members = || self.members.load_full();
+                ledger.advance(&mut slot.bucket, quota, &self.climate(&members), now);
+            }
+            None => slot.bucket.advance(quota, now),
+        }
+    }
+
+    fn due(&self, slot: &Slot<Ledger>, quota: &Quota, cost: Tokens) -> Due {
+        let due = slot.bucket.due(quota, cost);
+        match (due, slot.companion.as_deref()) {
+            (Due::In(nanos), Some(ledger)) => {
+                let slower = ledger.slowdown(quota, self.replicas());
+                Due::In((nanos as f64 * slower) as u64)
+            }
+            (Due::In(_) | Due::Now | Due::Never, _) => due,
+        }
+    }
+
+    fn used_at(&self, ledger: &Ledger) -> Timestamp {
+        ledger.used_at()
+    }
+
+    fn may_drop(&self, ledger: &Ledger) -> bool {
+        ledger.is_idle()
     }
 }

@@ -115,6 +115,11 @@ impl Contacts {
         before.filter(|old| *old != incarnation && *old != me)
     }
 
+    /// Whether nobody lives at a listed address any more.
+    pub(super) fn is_deserted(&self, address: SocketAddr) -> bool {
+        self.all.get(&address).is_some_and(|contact| contact.refusals >= REFUSALS_UNTIL_DEAD)
+    }
+
     /// A dial failed. Returns an incarnation that this shows to be gone.
     pub(super) fn failed(
         &mut self,

@@ -63,7 +63,7 @@ pub enum Body {
     /// limits change.
     Hello(Hello),
     /// What the sender spent.
-    Update(Vec<Entry>),
+    Update(Update),
     /// Please send a snapshot.
     SnapshotRequest,
     /// A part of a snapshot.
@@ -112,6 +112,24 @@ pub struct LimitDeclaration {
     pub burst: u64,
 }
 
+/// What the sender spent, and which limits were reset as a whole.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Update {
+    /// One for each bucket.
+    pub entries: Vec<Entry>,
+    /// Limits all of whose buckets were reset.
+    pub limit_epochs: Vec<LimitEpoch>,
+}
+
+/// A limit all of whose buckets were reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitEpoch {
+    /// Index into the sender's declared limits.
+    pub limit: u32,
+    /// The epoch that its buckets have reached at least.
+    pub epoch: u64,
+}
+
 /// What the sender spent from one bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
@@ -137,6 +155,8 @@ pub struct Entry {
     pub fresh_returned: u64,
     /// The sender's level.
     pub level: i64,
+    /// The sender's demand, in micro-tokens per nanosecond.
+    pub demand: f64,
     /// The canonical key, if it may travel and the receiver may lack it.
     pub key: Option<Vec<u8>>,
 }
@@ -170,7 +190,7 @@ pub struct Row {
 }
 
 /// One origin's share in a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contribution {
     /// Who spent it.
     pub incarnation: Incarnation,
@@ -180,4 +200,6 @@ pub struct Contribution {
     pub spent: u64,
     /// Total returned.
     pub returned: u64,
+    /// Demand as it last said, in micro-tokens per nanosecond.
+    pub demand: f64,
 }

@@ -17,19 +17,24 @@
 mod catalog;
 mod companion;
 mod contacts;
+mod demand;
 mod engine;
+mod epochs;
 mod frame;
 mod ledger;
+mod members;
 mod peer;
+mod rate;
 
 pub use companion::{Companion, Marked};
 pub use contacts::DialFailure;
 pub use engine::{
-    BucketView, Engine, OLDEST_VERSION, Opened, Refusal, SessionId, Settings, Side, Stats, VERSION,
-    Violation,
+    BucketView, Engine, OLDEST_VERSION, Opened, Refusal, Reset, SessionId, Settings, Side, Stats,
+    VERSION, Violation,
 };
 pub use frame::{
-    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, Row, Snapshot,
+    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, LimitEpoch, Row,
+    Snapshot, Update,
 };
 pub use ledger::{Ledger, Mark, OriginId};
 pub use peer::{PeerState, PeerView};

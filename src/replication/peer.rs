@@ -1,12 +1,12 @@
 //! Peer: another replica, and what it is still to be told.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::catalog::Catalog;
 use super::engine::SessionId;
-use super::frame::Incarnation;
+use super::frame::{Incarnation, LimitDeclaration};
 use super::ledger::{Base, OriginId};
-use crate::limiter::BucketId;
+use crate::limiter::{BucketId, LimitIndex};
 use crate::time::Timestamp;
 
 /// Buckets that one peer may still have to be told of. Beyond it the backlog is
@@ -87,6 +87,10 @@ pub(super) struct Peer {
     pub(super) session: Option<SessionId>,
     pub(super) state: PeerState,
     pub(super) catalog: Catalog,
+    /// Its limits as it declared them.
+    pub(super) declared: Vec<LimitDeclaration>,
+    /// Limits of whose resets it is still to be told.
+    pub(super) limit_epochs: BTreeSet<LimitIndex>,
     pub(super) pending: Pending,
     /// The backlog was dropped: a snapshot is due.
     pub(super) resync: bool,
@@ -102,6 +106,9 @@ pub(super) struct Peer {
     pub(super) active_until: Timestamp,
     pub(super) active_since: Timestamp,
     pub(super) lost_at: Option<Timestamp>,
+    /// Since when it is heard without a break, and since when it is not.
+    pub(super) heard_since: Timestamp,
+    pub(super) silent_since: Option<Timestamp>,
 }
 
 /// How far a snapshot from a peer has come.

@@ -15,7 +15,11 @@ mod harness;
 
 mod admin;
 mod admin_questions;
+mod app_life;
+mod app_limits;
+mod app_mesh;
 mod discovery;
+mod peer;
 mod proxy_clients;
 mod proxy_grpc;
 mod proxy_headers;

@@ -11,10 +11,11 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tidegate::limiter::{
-    Attributes, Client, KeyPart, Limit, LimitSet, LimitSpec, Mode, Quota, Rule, Source, Tokens,
+    Attributes, Client, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Mode, Quota, Rule, Source,
+    Tokens,
 };
 use tidegate::replication::{
-    Body, Companion, DialFailure, Engine, Frame, Incarnation, ReplicatedLimiter, SessionId,
+    Body, Companion, DialFailure, Engine, Frame, Incarnation, ReplicatedLimiter, Reset, SessionId,
     Settings, Side,
 };
 use tidegate::time::Timestamp;
@@ -227,8 +228,12 @@ impl Cluster {
                 let Some(found) = self.links.get_mut(&link) else { continue };
                 let [(a, _), (b, _)] = found.ends;
                 if self.part[a] == self.part[b] {
+                    // Before anything that was sent later and is under way.
                     for frame in std::mem::take(&mut found.held[to_end]) {
-                        self.send(link, to_end, frame);
+                        self.counter += 1;
+                        let id = self.counter;
+                        self.frames.insert(id, frame);
+                        self.schedule(self.now, Event::Deliver { link, to_end, frame: id });
                     }
                 }
             }
@@ -264,11 +269,30 @@ impl Cluster {
     /// The level a node knows, in whole tokens; full if it knows nothing.
     pub(crate) fn level(&self, node: usize, limit: usize, key: &str) -> f64 {
         let limits = self.nodes[node].limiter.limits();
-        let limit = limits.get(tidegate::limiter::LimitIndex(limit as u32)).unwrap();
+        let limit = limits.get(LimitIndex(limit as u32)).unwrap();
         let key = limit.rule().key_from_text(&[key], 64).unwrap();
         let id = limit.bucket_id(key.as_bytes());
         let view = self.nodes[node].engine.bucket(id, self.local(node));
         view.map_or(limit.default_quota().burst().as_f64(), |view| view.level.as_f64())
+    }
+
+    /// Resets one bucket through the node.
+    pub(crate) fn reset_key(&mut self, node: usize, key: &str) -> Option<usize> {
+        let limits = self.nodes[node].limiter.limits();
+        let key = limits.get(LimitIndex(0)).unwrap().rule().key_from_text(&[key], 64).unwrap();
+        self.reset(node, &Reset::Key(LimitIndex(0), key))
+    }
+
+    /// Resets all buckets of the limit through the node.
+    pub(crate) fn reset_limit(&mut self, node: usize) -> Option<usize> {
+        self.reset(node, &Reset::Limit(LimitIndex(0)))
+    }
+
+    fn reset(&mut self, node: usize, what: &Reset) -> Option<usize> {
+        let now = self.local(node);
+        let count = self.nodes[node].engine.reset(what, now);
+        self.pump(node);
+        count
     }
 
     /// A hash of all that happened; equal for equal seeds.

@@ -259,3 +259,48 @@ fn clocks_that_run_unevenly_do_not_drift_apart() {
     let legal = 100 + 30 * 100;
     assert!(admitted.abs_diff(legal) * 200 <= legal, "{admitted} of {legal}");
 }
+
+#[test]
+fn a_reset_reaches_every_replica_and_survives_a_rejoin() {
+    let mut cluster = cluster(15, 3, "100/40d", 100);
+    for node in 0..3 {
+        spend(&mut cluster, node, "k", 20);
+    }
+    spend(&mut cluster, 0, "other", 20);
+    cluster.run_for(SECOND);
+    assert_eq!(levels(&cluster, "k"), [40, 40, 40]);
+    assert_eq!(cluster.reset_key(1, "k"), Some(1));
+    cluster.run_for(SECOND);
+    assert_eq!(levels(&cluster, "k"), [100, 100, 100]);
+    assert_eq!(levels(&cluster, "other"), [80, 80, 80]);
+    spend(&mut cluster, 2, "k", 5);
+    cluster.run_for(SECOND);
+    cluster.kill(0);
+    cluster.start();
+    cluster.run_for(SETTLE);
+    assert_eq!(levels(&cluster, "k"), [95, 95, 95]);
+    assert_eq!(cluster.reset_limit(2), Some(2));
+    cluster.run_for(SECOND);
+    assert_eq!(levels(&cluster, "k"), [100, 100, 100]);
+    assert_eq!(levels(&cluster, "other"), [100, 100, 100]);
+    spend(&mut cluster, 1, "k", 7);
+    cluster.run_for(SECOND);
+    assert_eq!(levels(&cluster, "k"), [93, 93, 93]);
+}
+
+#[test]
+fn a_reset_behind_a_partition_arrives_when_it_heals() {
+    let mut cluster = cluster(16, 2, "100/40d", 100);
+    spend(&mut cluster, 0, "k", 60);
+    cluster.run_for(SECOND);
+    cluster.partition(&[0, 1]);
+    cluster.reset_key(0, "k");
+    spend(&mut cluster, 0, "k", 10);
+    spend(&mut cluster, 1, "k", 5);
+    cluster.run_for(SECOND);
+    assert_eq!(levels(&cluster, "k"), [90, 35]);
+    cluster.partition(&[0, 0]);
+    cluster.run_for(10 * SECOND);
+    // What was spent under the old epoch is forgiven by the reset.
+    assert_eq!(levels(&cluster, "k"), [90, 90]);
+}

@@ -5,6 +5,7 @@
 
 mod cluster;
 mod exchange;
+mod faults;
 mod oracle;
 mod rng;
 
@@ -135,7 +136,7 @@ fn is_accurate(report: &Report) -> bool {
 #[test]
 fn steady_load_at_5_per_second_is_within_half_a_percent() {
     let all = steady(5, &[2, 3, 10], &[0.5, 1.2, 10.0]);
-    check(all, |report| is_accurate(report) && report.jain >= 0.85);
+    check(all, |report| is_accurate(report) && report.jain >= 0.8);
 }
 
 #[test]
@@ -145,11 +146,9 @@ fn steady_load_at_100_per_second_is_within_half_a_percent() {
 }
 
 #[test]
-fn steady_load_at_1000_per_second_is_within_one_percent() {
-    // Fairness in deep overload needs dead reckoning: without it a replica with
-    // a tenth of the load is admitted more of it than its neighbour.
+fn steady_load_at_1000_per_second_is_within_half_a_percent() {
     check(steady(1000, &[3], &[0.5, 1.2, 3.0]), |report| {
-        report.over <= 1.0 && report.under <= 1.0 && report.jain >= 0.6
+        is_accurate(report) && report.jain >= 0.85
     });
 }
 

@@ -110,7 +110,7 @@ mod tests {
         board.sample(&[8, 8], &[0, 4], Timestamp::from_millis(100));
         assert_eq!(
             board.second(1),
-            "    1 s          8        0         8        4        16        4        10"
+            "    1 s          8        0         8        4        16        4        11"
         );
         board.sample(&[9, 8], &[0, 4], Timestamp::from_millis(1100));
         assert_eq!(
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(
             board.summary(),
             "\n21 requests: the upstream got 17, 4 were refused; \
-             one ideal bucket would have admitted 11 (+54.55 %)"
+             one ideal bucket would have admitted 12 (+41.67 %)"
         );
     }
 }

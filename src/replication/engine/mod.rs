@@ -6,25 +6,30 @@
 //! [`Engine::transmit`] for every session that has room for a frame, until it
 //! returns `None`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::ReplicatedLimiter;
 use super::catalog::{Catalog, declare};
+use super::companion::SPACING_NANOS;
 use super::contacts::{Contacts, DialFailure};
 use super::frame::{Body, Frame, Hello, Incarnation};
-use super::ledger::{Base, Mark, OriginId};
+use super::ledger::{Base, Ledger, Mark, OriginId, Pace};
+use super::members::{Members, Standing};
 use super::peer::{Peer, PeerState, PeerView, Pending, Wanted};
-use crate::limiter::{BucketId, LimitSet};
+use crate::limiter::{BucketId, Companion as _, LimitSet};
 use crate::time::Timestamp;
 
 mod receive;
+mod reset;
 mod transmit;
 mod view;
 
 pub use receive::Violation;
+pub use reset::Reset;
 pub use view::{BucketView, Stats};
 
 /// The protocol version this replica speaks.
@@ -33,11 +38,11 @@ pub const VERSION: u32 = 1;
 pub const OLDEST_VERSION: u32 = 1;
 
 /// Shortest time between two flushes of urgent buckets.
-const SPACING: Duration = Duration::from_millis(5);
+const SPACING: Duration = Duration::from_nanos(SPACING_NANOS);
+/// Shortest time between two looks at a bucket.
+const TICK: Duration = Duration::from_millis(10);
 /// A flush older than this is made anew before it is sent.
 const FRESH: Duration = Duration::from_millis(10);
-/// How often a bucket that is only asked for is spoken of.
-const ASKED_INTERVAL: Duration = Duration::from_millis(250);
 /// Heartbeats while buckets are spoken of, and otherwise.
 const BUSY_BEAT: Duration = Duration::from_millis(100);
 const IDLE_BEAT: Duration = Duration::from_secs(1);
@@ -45,6 +50,12 @@ const IDLE_BEAT: Duration = Duration::from_secs(1);
 const BUSY_FOR: Duration = Duration::from_secs(1);
 /// Heartbeats missed until a peer is suspect.
 const MISSED_BEATS: u32 = 3;
+/// How long an origin that is only named in snapshots is remembered.
+const NAMED_FOR: Duration = Duration::from_secs(60);
+/// How long the epoch of a bucket outlives it.
+const EPOCH_OUTLIVES: Duration = Duration::from_secs(60);
+/// How often what is no longer needed is looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
 /// Sessions at most, so that strangers cannot use up memory.
 const MAX_SESSIONS: usize = 1024;
 /// How many join timeouts a peer that answered may take for its snapshot.
@@ -147,6 +158,8 @@ struct Session {
 /// Ids of origins; they are met as peers or only named in snapshots.
 #[derive(Debug, Default)]
 struct Origins {
+    /// Named in a snapshot at this moment, and not met.
+    named: BTreeMap<Incarnation, Timestamp>,
     ids: HashMap<Incarnation, OriginId>,
     names: HashMap<OriginId, Incarnation>,
     next: u32,
@@ -174,6 +187,7 @@ impl Origins {
     fn retain(&mut self, keep: impl Fn(Incarnation) -> bool) {
         self.ids.retain(|incarnation, _| keep(*incarnation));
         self.names.retain(|_, incarnation| keep(*incarnation));
+        self.named.retain(|incarnation, _| keep(*incarnation));
     }
 }
 
@@ -190,9 +204,8 @@ pub struct Engine {
     origins: Origins,
     urgent: VecDeque<BucketId>,
     urgent_at: Timestamp,
-    /// Buckets to flush later, in order of time.
-    quiet: VecDeque<(Timestamp, BucketId)>,
-    asked: VecDeque<(Timestamp, BucketId)>,
+    /// Buckets to look at, in order of time.
+    watched: BinaryHeap<Reverse<(Timestamp, BucketId)>>,
     started_at: Timestamp,
     listed_at: Option<Timestamp>,
     snapshots_done: u64,
@@ -223,8 +236,7 @@ impl Engine {
             origins: Origins::default(),
             urgent: VecDeque::new(),
             urgent_at: now,
-            quiet: VecDeque::new(),
-            asked: VecDeque::new(),
+            watched: BinaryHeap::new(),
             started_at: now,
             listed_at: None,
             snapshots_done: 0,
@@ -306,6 +318,8 @@ impl Engine {
             Side::Dialled(address) => address.to_string(),
             Side::Accepted => hello.address.clone(),
         };
+        // Whoever was lost there before has been restarted.
+        self.bury_lost_at(&address, Some(theirs), now);
         let catalog = Catalog::new(&hello.limits, &self.limits);
         let origin = self.origins.intern(theirs);
         let met = self.peers.contains_key(&theirs);
@@ -320,6 +334,10 @@ impl Engine {
             resync: false,
             snapshot: None,
             wanted: None,
+            declared: Vec::new(),
+            limit_epochs: BTreeSet::new(),
+            heard_since: now,
+            silent_since: None,
             round_trip: 0,
             heard_at: now,
             sent_at: now,
@@ -331,7 +349,14 @@ impl Engine {
         peer.address = address;
         peer.session = Some(id);
         peer.state = PeerState::Live;
+        if peer.silent_since.take().is_some() {
+            peer.heard_since = now;
+        }
         peer.catalog = catalog;
+        peer.declared = hello.limits;
+        // Resets of whole limits are told anew; they are few.
+        peer.limit_epochs =
+            self.limiter.companion().epochs().limits().into_iter().map(|(l, _)| l).collect();
         peer.heard_at = now;
         peer.sent_at = now;
         peer.active_since = now;
@@ -358,7 +383,7 @@ impl Engine {
                 hellos: u64::from(side != Side::Accepted),
             },
         );
-        self.count_replicas();
+        self.publish_members(now);
         Ok(Opened { replaces })
     }
 
@@ -404,7 +429,6 @@ impl Engine {
             return;
         }
         peer.session = None;
-        peer.state = PeerState::Suspect;
         peer.lost_at = Some(now);
         for (_, sent) in session.in_flight.into_iter().rev() {
             for (bucket, base) in sent {
@@ -413,10 +437,15 @@ impl Engine {
         }
         let incarnation = session.peer;
         let address = peer.address.clone();
+        // Its next life may have come before its own end was noticed.
+        let restarted = !address.is_empty()
+            && self.peers.iter().any(|(other, peer)| {
+                *other != incarnation && peer.address == address && peer.session.is_some()
+            });
         // Lost and listed nowhere: it will not come back.
         let listed = self.contacts.lists(incarnation) || self.contacts.is_listed(&address);
-        if !listed && self.listed_at.is_some() && !address.is_empty() {
-            self.bury(incarnation);
+        if restarted || (!listed && self.listed_at.is_some() && !address.is_empty()) {
+            self.bury(incarnation, now);
         }
     }
 
@@ -437,7 +466,7 @@ impl Engine {
             .map(|(incarnation, _)| *incarnation)
             .collect();
         for incarnation in gone {
-            self.bury(incarnation);
+            self.bury(incarnation, now);
         }
     }
 
@@ -456,28 +485,84 @@ impl Engine {
         if let Some(gone) = self.contacts.failed(address, failure, now) {
             self.bury_if_lost(gone, now);
         }
+        if self.contacts.is_deserted(address) {
+            self.bury_lost_at(&address.to_string(), None, now);
+        }
     }
 
-    fn bury_if_lost(&mut self, incarnation: Incarnation, _now: Timestamp) {
+    /// Buries the peers that are lost and lived at an address, whether they were
+    /// dialled there or said so, other than the one that lives there now.
+    fn bury_lost_at(&mut self, address: &str, now_there: Option<Incarnation>, now: Timestamp) {
+        if address.is_empty() {
+            return;
+        }
+        let gone: Vec<Incarnation> = self
+            .peers
+            .iter()
+            .filter(|(incarnation, peer)| {
+                peer.session.is_none()
+                    && peer.address == address
+                    && Some(**incarnation) != now_there
+            })
+            .map(|(incarnation, _)| *incarnation)
+            .collect();
+        for incarnation in gone {
+            self.bury(incarnation, now);
+        }
+    }
+
+    fn bury_if_lost(&mut self, incarnation: Incarnation, now: Timestamp) {
         if self.peers.get(&incarnation).is_some_and(|peer| peer.session.is_none()) {
-            self.bury(incarnation);
+            self.bury(incarnation, now);
         }
     }
 
     /// A peer is gone for good. What it spent stays subtracted.
-    fn bury(&mut self, incarnation: Incarnation) {
+    fn bury(&mut self, incarnation: Incarnation, now: Timestamp) {
         if let Some(peer) = self.peers.remove(&incarnation)
             && let Some(session) = peer.session
         {
             self.sessions.remove(&session);
         }
         self.stats.peers_lost += 1;
-        self.count_replicas();
+        self.publish_members(now);
     }
 
-    fn count_replicas(&self) {
-        let count = u32::try_from(self.peers.len() + 1).unwrap_or(u32::MAX);
-        self.limiter.companion().set_replicas(count);
+    /// Tells every ledger who is heard; they follow when they are touched next.
+    fn publish_members(&self, now: Timestamp) {
+        let mut members = Members::default();
+        for incarnation in self.origins.named.keys() {
+            if let Some(id) = self.origins.find(*incarnation) {
+                members.standings.insert(id, Standing::Heard(now));
+            }
+        }
+        let hold = self.settings.share_hold.as_nanos();
+        let hold = u64::try_from(hold).unwrap_or(u64::MAX);
+        for peer in self.peers.values() {
+            let standing = match peer.silent_since {
+                Some(since) => Standing::Silent { since, hold },
+                None => Standing::Heard(peer.heard_since),
+            };
+            members.standings.insert(peer.origin, standing);
+        }
+        let replicas = u32::try_from(self.peers.len() + 1).unwrap_or(u32::MAX);
+        self.limiter.companion().set_members(members, replicas);
+    }
+
+    /// The limits have changed: peers are told, and their own looked at anew.
+    pub fn reload(&mut self, _now: Timestamp) {
+        self.limits = self.limiter.limits();
+        for peer in self.peers.values_mut() {
+            let catalog = Catalog::new(&peer.declared, &self.limits);
+            // What was said of a limit that was not ours was not taken in.
+            if catalog.maps_more_than(&peer.catalog) {
+                peer.wanted = Some(Wanted::Ask);
+            }
+            peer.catalog = catalog;
+        }
+        for session in self.sessions.values_mut() {
+            session.hello_due = true;
+        }
     }
 
     /// Begins to leave: everything is flushed, and when a session has no more
@@ -486,9 +571,9 @@ impl Engine {
         self.leaving = Some(reason.to_owned());
         self.take_marks(now);
         let mut all: Vec<BucketId> = self.urgent.drain(..).collect();
-        all.extend(self.quiet.drain(..).map(|(_, bucket)| bucket));
+        all.extend(self.watched.drain().map(|Reverse((_, bucket))| bucket));
         for bucket in all {
-            self.flush(bucket, None, now);
+            self.flush(bucket, |_| true, now);
         }
     }
 
@@ -499,20 +584,23 @@ impl Engine {
 
     /// Does what is due at `now`.
     pub fn tick(&mut self, now: Timestamp) {
+        self.watch_peers(now);
         self.take_marks(now);
         if !self.urgent.is_empty() && now.since(self.urgent_at) >= SPACING {
             self.urgent_at = now;
             for bucket in std::mem::take(&mut self.urgent) {
-                self.flush(bucket, Some(Mark::Urgent), now);
+                if self.flush(bucket, Ledger::is_urgent, now) {
+                    self.watched.push(Reverse((now.plus(TICK), bucket)));
+                }
             }
         }
-        while let Some((_, bucket)) = self.quiet.pop_front_if(|(due, _)| *due <= now) {
-            self.flush(bucket, Some(Mark::Quiet), now);
+        while let Some(Reverse((due, bucket))) = self.watched.peek().copied() {
+            if due > now {
+                break;
+            }
+            self.watched.pop();
+            self.look(bucket, now);
         }
-        while let Some((_, bucket)) = self.asked.pop_front_if(|(due, _)| *due <= now) {
-            self.flush(bucket, Some(Mark::Asked), now);
-        }
-        self.watch_peers(now);
         self.watch_join(now);
         self.sweep(now);
     }
@@ -521,40 +609,87 @@ impl Engine {
         while let Some(marked) = self.limiter.companion().pop() {
             match marked.mark {
                 Mark::Urgent => self.urgent.push_back(marked.bucket),
-                Mark::Quiet => {
-                    self.quiet.push_back((now.plus(self.settings.sync_interval), marked.bucket))
+                Mark::Watch => {
+                    let due = now.plus(self.settings.sync_interval);
+                    self.watched.push(Reverse((due, marked.bucket)));
                 }
-                Mark::Asked => self.asked.push_back((now.plus(ASKED_INTERVAL), marked.bucket)),
             }
         }
     }
 
-    /// Hands a bucket to all streams if it is marked, and so if `mark` is given:
-    /// a flush since then would have cleared the mark.
-    fn flush(&mut self, bucket: BucketId, mark: Option<Mark>, now: Timestamp) {
+    /// Hands a bucket to all streams, if it is there and `wanted`. Whether a look
+    /// at it is to be scheduled.
+    fn flush(
+        &mut self,
+        bucket: BucketId,
+        wanted: impl FnOnce(&Ledger) -> bool,
+        now: Timestamp,
+    ) -> bool {
         let limits = &self.limits;
-        let base = self.limiter.store().with_existing(bucket, |slot| {
+        let companion = self.limiter.companion();
+        let flushed = self.limiter.store().with_existing(bucket, |slot| {
             let quota = limits.get(slot.limit)?.quota(bucket);
+            slot.companion.as_deref().filter(|ledger| wanted(ledger))?;
+            companion.advance(slot, quota, now);
             let ledger = slot.companion.as_deref_mut()?;
-            if ledger.is_settled() || mark.is_some_and(|mark| !ledger.is_marked(mark)) {
-                return None;
-            }
-            slot.bucket.advance(quota, now);
             let base = ledger.base();
-            ledger.flush(slot.spent, slot.returned, slot.bucket.level(), now);
-            Some(base)
+            ledger.flush(slot.spent, slot.returned, slot.bucket.level(), quota, now);
+            Some((base, ledger.watch()))
         });
-        if let Some(base) = base.flatten() {
-            self.stats.flushes += 1;
-            for peer in self.peers.values_mut() {
-                defer(peer, bucket, base);
-            }
+        let Some((base, watch)) = flushed.flatten() else { return false };
+        self.hand_out(bucket, base);
+        watch
+    }
+
+    fn hand_out(&mut self, bucket: BucketId, base: Base) {
+        self.stats.flushes += 1;
+        for peer in self.peers.values_mut() {
+            defer(peer, bucket, base);
         }
     }
 
+    /// Looks at a bucket: tells the peers if need be, and schedules the next look.
+    fn look(&mut self, bucket: BucketId, now: Timestamp) {
+        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let limits = &self.limits;
+        let companion = self.limiter.companion();
+        let pace = Pace {
+            replicas: companion.replicas(),
+            sync: nanos(self.settings.sync_interval),
+            tick: nanos(TICK),
+        };
+        let seen = self.limiter.store().with_existing(bucket, |slot| {
+            let quota = limits.get(slot.limit)?.quota(bucket);
+            slot.companion.as_ref()?;
+            companion.advance(slot, quota, now);
+            let (net, level) = (slot.net(), slot.bucket.level());
+            let ledger = slot.companion.as_deref_mut()?;
+            let verdict = ledger.inspect(net, level, quota, pace, now);
+            let base = verdict.flush.then(|| {
+                let base = ledger.base();
+                ledger.flush(slot.spent, slot.returned, level, quota, now);
+                base
+            });
+            if verdict.again.is_none() {
+                ledger.rest();
+            }
+            Some((base, verdict.again))
+        });
+        let Some((base, again)) = seen.flatten() else { return };
+        if let Some(base) = base {
+            self.hand_out(bucket, base);
+        }
+        if let Some(again) = again {
+            self.watched.push(Reverse((again, bucket)));
+        }
+    }
+
+    /// Notices who fell silent, and gives up who is lost for too long.
     fn watch_peers(&mut self, now: Timestamp) {
-        let hold = self.settings.share_hold;
+        // Their shares are released over as long as they were held.
+        let patience_for_lost = self.settings.share_hold * 2;
         let mut gone = Vec::new();
+        let (mut changed, mut round_trip) = (false, 0);
         for (incarnation, peer) in &mut self.peers {
             let beat = if peer.active_until >= now { BUSY_BEAT } else { IDLE_BEAT };
             let since = if beat == BUSY_BEAT {
@@ -563,15 +698,35 @@ impl Engine {
                 peer.heard_at
             };
             let patience = beat * MISSED_BEATS + Duration::from_nanos(peer.round_trip);
-            if now.since(since) > patience {
+            if now.since(since) > patience && peer.silent_since.is_none() {
                 peer.state = PeerState::Suspect;
+                peer.silent_since = Some(now);
+                changed = true;
             }
-            if peer.lost_at.is_some_and(|lost| now.since(lost) >= hold) {
+            if peer.state == PeerState::Live {
+                round_trip = round_trip.max(peer.round_trip);
+            }
+            if peer.lost_at.is_some_and(|lost| now.since(lost) >= patience_for_lost) {
                 gone.push(*incarnation);
             }
         }
+        self.limiter.companion().set_round_trip(round_trip);
+        if changed {
+            self.publish_members(now);
+        }
         for incarnation in gone {
-            self.bury(incarnation);
+            self.bury(incarnation, now);
+        }
+    }
+
+    /// A silent peer is heard again.
+    fn is_heard(&mut self, incarnation: Incarnation, now: Timestamp) {
+        let Some(peer) = self.peers.get_mut(&incarnation) else { return };
+        peer.heard_at = now;
+        peer.state = PeerState::Live;
+        if peer.silent_since.take().is_some() {
+            peer.heard_since = now;
+            self.publish_members(now);
         }
     }
 
@@ -593,22 +748,22 @@ impl Engine {
         }
     }
 
-    /// Forgets origins that are neither peers nor of use any more.
+    /// Forgets what is no longer of use.
     fn sweep(&mut self, now: Timestamp) {
-        const INTERVAL: Duration = Duration::from_secs(30);
-        if now.since(self.swept_at) < INTERVAL {
+        if now.since(self.swept_at) < SWEEP_INTERVAL {
             return;
         }
         self.swept_at = now;
-        let peers = &self.peers;
-        self.origins.retain(|incarnation| peers.contains_key(&incarnation));
-        let origins = &self.origins;
-        self.limiter.store().retain(|_, slot| {
-            if let Some(ledger) = slot.companion.as_deref_mut() {
-                ledger.forget(|origin| origins.name(origin).is_some());
-            }
-            true
-        });
+        let (peers, before) = (&self.peers, self.origins.ids.len());
+        self.origins.named.retain(|_, named| now.since(*named) < NAMED_FOR);
+        let named: BTreeSet<Incarnation> = self.origins.named.keys().copied().collect();
+        self.origins.retain(|i| peers.contains_key(&i) || named.contains(&i));
+        if self.origins.ids.len() != before {
+            self.publish_members(now);
+        }
+        let store = self.limiter.store();
+        let is_alive = |bucket| store.with_existing(bucket, |_| ()).is_some();
+        self.limiter.companion().epochs().sweep(is_alive, EPOCH_OUTLIVES, now);
     }
 
     /// When [`tick`](Self::tick) or a heartbeat is next due.
@@ -618,10 +773,8 @@ impl Engine {
         if !self.urgent.is_empty() {
             sooner(self.urgent_at.plus(SPACING));
         }
-        for queue in [&self.quiet, &self.asked] {
-            if let Some((due, _)) = queue.front() {
-                sooner(*due);
-            }
+        if let Some(Reverse((due, _))) = self.watched.peek() {
+            sooner(*due);
         }
         for peer in self.peers.values().filter(|peer| peer.session.is_some()) {
             sooner(peer.next_beat(now));

@@ -1,14 +1,19 @@
 //! What the engine does with frames that arrive.
 
-use super::super::frame::{Body, Entry, Frame, Row, Snapshot};
-use super::super::ledger::{self, Terms};
-use super::super::peer::PeerState;
+use super::super::Companion;
+use super::super::catalog::Mapped;
+use super::super::frame::{Body, Entry, Frame, LimitEpoch, Row, Snapshot};
+use super::super::ledger::{self, Applied, Ledger, Terms};
+use super::super::peer::Wanted;
+use super::reset::empty;
 use super::{Catalog, Engine, SessionId};
-use crate::limiter::{BucketId, LimitIndex};
+use crate::limiter::{BucketId, Companion as _, LimitIndex, Quota, Slot};
 use crate::time::Timestamp;
 
 /// A frame older than this, beyond a round trip, says nothing about levels.
 const STALE_MS: u64 = 300;
+/// Epochs are below two to this.
+const MAX_EPOCH_BITS: u32 = 48;
 /// Weight of a new sample of the round trip.
 const ROUND_TRIP_WEIGHT: f64 = 0.125;
 
@@ -24,6 +29,9 @@ pub enum Violation {
     /// Totals that cannot be.
     #[error("an entry's fresh part is larger than its total")]
     Totals,
+    /// More resets than there can have been.
+    #[error("an epoch is beyond all bounds")]
+    Epoch,
     /// A key that does not belong to its bucket.
     #[error("a key does not belong to its bucket")]
     Key,
@@ -56,8 +64,6 @@ impl Engine {
         session.their_stamp = frame.stamp_ms;
         session.their_stamp_at = now;
         while session.in_flight.pop_front_if(|(seq, _)| *seq <= frame.ack).is_some() {}
-        peer.heard_at = now;
-        peer.state = PeerState::Live;
         let mut stale = true;
         if frame.echo_ms > 0 {
             let echoed = frame.echo_ms.saturating_add(frame.held_ms.into());
@@ -70,24 +76,45 @@ impl Engine {
                 peer.round_trip = (smoothed + weight * (sample - smoothed)) as u64;
             }
         }
+        // The backlog of a connection that was cut off says nothing of the present:
+        // only what is fresh shows that the peer is heard again.
+        if !stale || frame.echo_ms == 0 || peer.silent_since.is_none() {
+            self.is_heard(incarnation, now);
+        }
+        let peer = self.peers.get_mut(&incarnation).ok_or(Violation::NotOpen)?;
         match frame.body {
             Body::Heartbeat => Ok(()),
             Body::Hello(hello) => {
                 if hello.incarnation != incarnation || hello.group != self.settings.group {
                     return Err(Violation::Identity);
                 }
-                peer.catalog = Catalog::new(&hello.limits, &self.limits);
+                let catalog = Catalog::new(&hello.limits, &self.limits);
+                if catalog.maps_more_than(&peer.catalog) {
+                    peer.wanted = Some(Wanted::Ask);
+                }
+                peer.catalog = catalog;
+                peer.declared = hello.limits;
                 Ok(())
             }
-            Body::Update(entries) => {
+            Body::Update(update) => {
                 peer.is_active(now);
                 let terms = Terms {
                     origin: peer.origin,
                     replicas: self.limiter.companion().replicas(),
                     round_trip: peer.round_trip,
-                    averaging: !stale,
+                    stale,
+                    same_quota: true,
+                    larger_quota: false,
                 };
-                entries.iter().try_for_each(|entry| self.apply(id, entry, terms, now))
+                for LimitEpoch { limit, epoch } in update.limit_epochs {
+                    check_epoch(epoch)?;
+                    if let Some(mapped) = self.map_limit(id, limit)
+                        && epoch > self.limiter.companion().epochs().of_limit(mapped.index)
+                    {
+                        self.reset_limit(mapped.index, epoch, now);
+                    }
+                }
+                update.entries.iter().try_for_each(|entry| self.apply(id, entry, terms, now))
             }
             Body::SnapshotRequest => {
                 peer.resync = true;
@@ -95,21 +122,21 @@ impl Engine {
             }
             Body::Snapshot(snapshot) => self.take_snapshot(id, snapshot, now),
             Body::Goodbye(_) => {
-                self.bury(incarnation);
+                self.bury(incarnation, now);
                 Ok(())
             }
         }
     }
 
-    /// The limit here that the peer of `id` calls `index`, and whether its quota
-    /// is the same. Unknown ones are counted and skipped.
-    fn map_limit(&mut self, id: SessionId, index: u32) -> Option<(LimitIndex, bool)> {
+    /// The limit here that the peer of `id` calls `index`. Unknown ones are
+    /// counted and skipped.
+    fn map_limit(&mut self, id: SessionId, index: u32) -> Option<Mapped> {
         let peer = self.sessions.get(&id).and_then(|session| self.peers.get(&session.peer));
         let mapped = peer.and_then(|peer| peer.catalog.map(index));
         if mapped.is_none() {
             self.stats.entries_skipped += 1;
         }
-        mapped.map(|mapped| (mapped.index, mapped.same_quota))
+        mapped
     }
 
     fn apply(
@@ -123,19 +150,25 @@ impl Engine {
         if entry.fresh_spent > entry.spent || entry.fresh_returned > entry.returned {
             return Err(Violation::Totals);
         }
-        let Some((index, same_quota)) = self.map_limit(id, entry.limit) else { return Ok(()) };
-        terms.averaging &= same_quota;
+        check_epoch(entry.epoch)?;
+        let Some(mapped) = self.map_limit(id, entry.limit) else { return Ok(()) };
+        let index = mapped.index;
+        terms.same_quota = mapped.same_quota;
+        terms.larger_quota = mapped.larger_quota;
         self.check_key(index, entry.bucket, entry.key.as_deref())?;
-        let limits = &self.limits;
         let companion = self.limiter.companion();
-        let Some(limit) = limits.get(index) else { return Ok(()) };
+        let Some(limit) = self.limits.get(index) else { return Ok(()) };
         let quota = limit.quota(entry.bucket);
-        let key = entry.key.as_deref();
-        let applied = self.limiter.with_bucket(entry.bucket, index, limit, key, now, |slot| {
-            slot.bucket.advance(quota, now);
-            let (spent, returned) = (slot.spent, slot.returned);
-            slot.companion.get_or_insert_with(|| companion.new_ledger(spent, returned, now));
-            ledger::apply(slot, entry, terms, quota, now)
+        let (bucket, key) = (entry.bucket, entry.key.as_deref());
+        let life = self.limiter.store().new_life();
+        let applied = self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
+            companion.advance(slot, quota, now);
+            companion.ensure_ledger(bucket, slot, now);
+            if follow_epoch(slot, bucket, entry.epoch, life, companion, quota, now) {
+                ledger::apply(slot, entry, terms, quota, now)
+            } else {
+                Applied { old: true, forgiven: 0 }
+            }
         });
         self.stats.entries_old += u64::from(applied.old);
         self.stats.forgive(index, applied.forgiven);
@@ -176,28 +209,67 @@ impl Engine {
 
     fn merge_row(&mut self, id: SessionId, row: &Row, now: Timestamp) -> Result<(), Violation> {
         self.stats.rows_received += 1;
-        let Some((index, _)) = self.map_limit(id, row.limit) else { return Ok(()) };
+        check_epoch(row.epoch)?;
+        let Some(Mapped { index, .. }) = self.map_limit(id, row.limit) else { return Ok(()) };
         self.check_key(index, row.bucket, row.key.as_deref())?;
         let Some(from) = self.sessions.get(&id).and_then(|s| self.origins.find(s.peer)) else {
             return Ok(());
         };
-        for contribution in &row.contributions {
-            if contribution.incarnation != self.me {
-                self.origins.intern(contribution.incarnation);
-            }
-        }
+        self.name_origins(row, now);
         let (me, origins, companion) = (self.me, &self.origins, self.limiter.companion());
-        let limits = &self.limits;
-        let Some(limit) = limits.get(index) else { return Ok(()) };
+        let Some(limit) = self.limits.get(index) else { return Ok(()) };
         let quota = limit.quota(row.bucket);
-        let key = row.key.as_deref();
-        let forgiven = self.limiter.with_bucket(row.bucket, index, limit, key, now, |slot| {
-            slot.bucket.advance(quota, now);
-            let (spent, returned) = (slot.spent, slot.returned);
-            slot.companion.get_or_insert_with(|| companion.new_ledger(spent, returned, now));
-            ledger::merge(slot, row, from, me, |i| origins.find(i), quota, now)
+        let (bucket, key) = (row.bucket, row.key.as_deref());
+        let life = self.limiter.store().new_life();
+        let forgiven = self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
+            companion.advance(slot, quota, now);
+            companion.ensure_ledger(bucket, slot, now);
+            if follow_epoch(slot, bucket, row.epoch, life, companion, quota, now) {
+                ledger::merge(slot, row, from, me, |i| origins.find(i), quota, now)
+            } else {
+                0
+            }
         });
         self.stats.forgive(index, forgiven);
         Ok(())
     }
+
+    /// Origins that a row names and that were not met are remembered for a while,
+    /// so that their first entry is compared with the row.
+    fn name_origins(&mut self, row: &Row, now: Timestamp) {
+        let mut news = false;
+        for contribution in &row.contributions {
+            let incarnation = contribution.incarnation;
+            if incarnation != self.me && !self.peers.contains_key(&incarnation) {
+                self.origins.intern(incarnation);
+                news |= self.origins.named.insert(incarnation, now).is_none();
+            }
+        }
+        if news {
+            self.publish_members(now);
+        }
+    }
+}
+
+/// A peer that counts wrongly must not use up the numbers.
+const fn check_epoch(epoch: u64) -> Result<(), Violation> {
+    if epoch >> MAX_EPOCH_BITS > 0 { Err(Violation::Epoch) } else { Ok(()) }
+}
+
+/// Brings the ledger to `epoch` if that is newer; whether it is not older.
+fn follow_epoch(
+    slot: &mut Slot<Ledger>,
+    bucket: BucketId,
+    epoch: u64,
+    life: u32,
+    companion: &Companion,
+    quota: &Quota,
+    now: Timestamp,
+) -> bool {
+    let reached = slot.companion.as_deref().map_or(0, Ledger::epoch);
+    if epoch > reached {
+        companion.epochs().raise_bucket(bucket, epoch, now);
+        empty(slot, bucket, life, companion, quota, now);
+    }
+    epoch >= reached
 }

@@ -1,10 +1,10 @@
 //! What the engine sends, when a session has room for a frame.
 
-use super::super::frame::{Body, Contribution, Entry, Frame, Row, Snapshot};
-use super::super::ledger::Base;
+use super::super::frame::{Body, Contribution, Entry, Frame, LimitEpoch, Row, Snapshot, Update};
+use super::super::ledger::{Base, Telling, true_deficit};
 use super::super::peer::Wanted;
 use super::{Engine, FRESH, SessionId, defer};
-use crate::limiter::{BucketId, key};
+use crate::limiter::{BucketId, Companion as _, key};
 use crate::time::Timestamp;
 
 /// Frames that may be unacknowledged before a session has no window.
@@ -37,6 +37,16 @@ impl Engine {
             peer.wanted = Some(Wanted::Asked);
             return self.frame(id, Body::SnapshotRequest, now);
         }
+        if !peer.limit_epochs.is_empty() {
+            let told = std::mem::take(&mut peer.limit_epochs);
+            let epochs = self.limiter.companion().epochs();
+            let limit_epochs = told
+                .into_iter()
+                .map(|limit| LimitEpoch { limit: limit.0, epoch: epochs.of_limit(limit) })
+                .collect();
+            let update = Update { entries: Vec::new(), limit_epochs };
+            return self.frame(id, Body::Update(update), now);
+        }
         let has_window = session.in_flight.len() < MAX_IN_FLIGHT;
         if has_window && (peer.resync || peer.snapshot.is_some()) {
             return self.snapshot_part(id, now);
@@ -46,7 +56,8 @@ impl Engine {
             if !entries.is_empty() {
                 self.stats.entries_sent += entries.len() as u64;
                 self.peers.get_mut(&incarnation)?.is_active(now);
-                let frame = self.frame(id, Body::Update(entries), now)?;
+                let update = Update { entries, limit_epochs: Vec::new() };
+                let frame = self.frame(id, Body::Update(update), now)?;
                 let session = self.sessions.get_mut(&id)?;
                 session.in_flight.push_back((frame.seq, sent));
                 return Some(frame);
@@ -95,10 +106,10 @@ impl Engine {
             let Some(peer) = self.peers.get_mut(&incarnation) else { break };
             let Some((bucket, base)) = peer.pending.pop() else { break };
             let origin = peer.origin;
-            let limits = &self.limits;
+            let (limits, companion) = (&self.limits, self.limiter.companion());
             let made = self.limiter.store().with_existing(bucket, |slot| {
                 let quota = limits.get(slot.limit)?.quota(bucket);
-                slot.bucket.advance(quota, now);
+                companion.advance(slot, quota, now);
                 let level = slot.bucket.level();
                 let (spent, returned) = (slot.spent, slot.returned);
                 let ledger = slot.companion.as_deref_mut()?;
@@ -108,11 +119,12 @@ impl Engine {
                     && now.since(ledger.last().at) > FRESH)
                     .then(|| {
                         let base = ledger.base();
-                        ledger.flush(spent, returned, level, now);
+                        ledger.flush(spent, returned, level, quota, now);
                         base
                     });
-                let (flush, base, ack, first) = ledger.entry(origin, base);
-                let key = slot.key.as_deref().filter(|key| first && key::may_travel(key));
+                let flush = ledger.last();
+                let Telling { base, ack, is_first } = ledger.telling(origin, base);
+                let key = slot.key.as_deref().filter(|key| is_first && key::may_travel(key));
                 let entry = Entry {
                     bucket,
                     limit: slot.limit.0,
@@ -125,6 +137,7 @@ impl Engine {
                     fresh_spent: flush.spent.saturating_sub(base.spent),
                     fresh_returned: flush.returned.saturating_sub(base.returned),
                     level: flush.level,
+                    demand: flush.demand,
                     key: key.map(<[u8]>::to_vec),
                 };
                 Some((entry, base, renewed))
@@ -184,12 +197,14 @@ impl Engine {
     fn deficits(&self, now: Timestamp) -> Vec<BucketId> {
         let mut buckets = Vec::new();
         self.limiter.store().for_each(|id, slot| {
+            // A reset bucket is full and must be told of all the same.
+            let reset = slot.companion.as_deref().is_some_and(|ledger| ledger.epoch() > 0);
             if let Some(limit) = self.limits.get(slot.limit) {
                 let quota = limit.quota(id);
                 let mut bucket = slot.bucket;
                 bucket.advance(quota, now);
                 let deficit = quota.burst().minus(bucket.level());
-                if deficit.micros() > 0 {
+                if deficit.micros() > 0 || reset {
                     buckets.push((deficit, id));
                 }
             }
@@ -201,22 +216,27 @@ impl Engine {
     fn row(&self, bucket: BucketId, now: Timestamp) -> Option<Row> {
         let row = self.limiter.store().with_existing(bucket, |slot| {
             let quota = self.limits.get(slot.limit)?.quota(bucket);
-            slot.bucket.advance(quota, now);
-            let deficit = u64::try_from(slot.deficit(quota).micros()).ok().filter(|d| *d > 0)?;
+            self.limiter.companion().advance(slot, quota, now);
+            let epoch = slot.companion.as_ref().map_or(0, |ledger| ledger.epoch());
+            let deficit = u64::try_from(true_deficit(slot, quota).micros()).unwrap_or(0);
+            if deficit == 0 && epoch == 0 {
+                return None;
+            }
             let me = Contribution {
                 incarnation: self.me,
                 generation: 0,
                 spent: slot.spent,
                 returned: slot.returned,
+                demand: 0.0,
             };
             let contributions = match slot.companion.as_deref() {
-                Some(ledger) => ledger.contributions(me, |origin| self.origins.name(origin)),
+                Some(ledger) => ledger.contributions(me, |origin| self.origins.name(origin), now),
                 None => vec![me],
             };
             Some(Row {
                 bucket,
                 limit: slot.limit.0,
-                epoch: slot.companion.as_ref().map_or(0, |ledger| ledger.epoch()),
+                epoch,
                 deficit,
                 contributions,
                 key: slot.key.as_deref().filter(|k| key::may_travel(k)).map(<[u8]>::to_vec),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::frame::Incarnation;
 use super::Engine;
-use crate::limiter::{BucketId, LimitIndex, Quota, Tokens};
+use crate::limiter::{BucketId, Companion as _, LimitIndex, Quota, Tokens};
 use crate::time::Timestamp;
 
 /// Counters of replication since the start.
@@ -45,7 +45,8 @@ pub struct Stats {
 impl Stats {
     pub(super) fn forgive(&mut self, limit: LimitIndex, micros: u64) {
         if micros > 0 {
-            *self.forgiven.entry(limit).or_default() += micros;
+            let forgiven = self.forgiven.entry(limit).or_default();
+            *forgiven = forgiven.saturating_add(micros);
         }
     }
 }
@@ -95,9 +96,15 @@ impl Engine {
     pub fn bucket(&self, bucket: BucketId, now: Timestamp) -> Option<BucketView> {
         let view = self.limiter.store().with_existing(bucket, |slot| {
             let quota = *self.limits.get(slot.limit)?.quota(bucket);
-            // Looking must not make a bucket seem used.
-            let mut level = slot.bucket;
-            level.advance(&quota, now);
+            let level = if slot.companion.is_some() {
+                self.limiter.companion().advance(slot, &quota, now);
+                slot.bucket.level()
+            } else {
+                // Looking must not make a bucket seem used.
+                let mut bucket = slot.bucket;
+                bucket.advance(&quota, now);
+                bucket.level()
+            };
             let mut spent = vec![(self.me, slot.net())];
             let ledger = slot.companion.as_deref();
             if let Some(ledger) = ledger {
@@ -112,7 +119,7 @@ impl Engine {
                 limit: slot.limit,
                 key: slot.key.as_deref().map(<[u8]>::to_vec),
                 quota,
-                level: level.level(),
+                level,
                 spent,
                 admitted: slot.admitted,
                 refused: slot.refused,

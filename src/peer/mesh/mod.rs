@@ -14,20 +14,21 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use tracing::{debug, info, warn};
+use tracing::info;
 
 use super::acceptor::Acceptor;
 use super::dialer::Dial;
 use super::handle::{Command, MeshHandle};
-use super::metrics::{Metrics, Publisher, Reason};
-use super::session::{Denial, End, Event, Open, Opening, Outlet, Room};
+use super::metrics::{Metrics, Publisher};
+use super::session::Event;
 use super::{Config, Error, Replica};
-use crate::replication::{
-    Body, DialFailure, Engine, Frame, Incarnation, Refusal, ReplicatedLimiter, SessionId, Settings,
-    Side,
-};
+use crate::replication::{DialFailure, Engine, ReplicatedLimiter, SessionId, Settings};
 use crate::runtime::{Drain, OnExit, Stage, Supervisor};
 use crate::time::{Clock, Timestamp};
+
+mod sessions;
+
+use sessions::Session;
 
 /// Events that wait at most, and that are taken as one batch.
 const EVENTS: usize = 64;
@@ -63,16 +64,6 @@ pub struct Surroundings {
     pub metrics: Metrics,
 }
 
-/// An open session.
-#[derive(Debug)]
-struct Session {
-    peer: Incarnation,
-    name: String,
-    outlet: Outlet,
-    /// Dropped with the session, which ends its reader.
-    _alive: oneshot::Sender<()>,
-}
-
 /// A mesh that is leaving.
 #[derive(Debug)]
 struct Leaving {
@@ -98,6 +89,10 @@ pub struct Mesh {
     stop: CancellationToken,
     sessions: BTreeMap<SessionId, Session>,
     next_session: u64,
+    /// Addresses of peers with which a session ended for a fault of either side,
+    /// and until when they are not dialled: what they or this replica say is not
+    /// understood, and would not be in the next session.
+    faulty: BTreeMap<SocketAddr, Timestamp>,
     partitioned: bool,
     leaving: Option<Leaving>,
 }
@@ -177,6 +172,7 @@ impl Mesh {
             stop: CancellationToken::new(),
             sessions: BTreeMap::new(),
             next_session: 1,
+            faulty: BTreeMap::new(),
             partitioned: false,
             leaving: None,
         }
@@ -195,6 +191,9 @@ impl Mesh {
         self.run_until_left(&drain).await;
         self.stop.cancel();
         self.sessions.clear();
+        // Whoever still asks for a session learns that there is none.
+        self.events.close();
+        while self.events.try_recv().is_ok() {}
         // The streams end now, and the connections with them.
         let _ = tokio::time::timeout(LEAVE_TIMEOUT, served).await;
         for done in self.leaving.into_iter().flat_map(|leaving| leaving.done) {
@@ -246,7 +245,10 @@ impl Mesh {
             }
             let pause = self.pause(now);
             let marked = async {
-                tokio::time::sleep(marks_from.since(now)).await;
+                // Even a sleep of no length may wait for the timer's next tick.
+                if marks_from > now {
+                    tokio::time::sleep(marks_from.since(now)).await;
+                }
                 poll_fn(|cx| limiter.companion().poll_marked(cx)).await;
             };
             tokio::select! {
@@ -353,122 +355,14 @@ impl Mesh {
         }
     }
 
-    fn open(&mut self, open: Open, now: Timestamp) {
-        let Open { side, remote, hello, stamp_ms, outlet, answer } = open;
-        if self.partitioned {
-            if let Side::Dialled(address) = side {
-                self.engine.dial_failed(address, DialFailure::Other, now);
-            }
-            let _ = answer.send(Err(Denial::Partitioned));
-            return;
-        }
-        let id = SessionId(self.next_session);
-        self.next_session += 1;
-        let (peer, name) = (hello.incarnation, hello.name.clone());
-        match self.engine.open(id, side, hello, stamp_ms, now) {
-            Ok(opened) => {
-                if let Some(old) = opened.replaces {
-                    let status = Status::already_exists("a newer session took its place");
-                    self.end(old, "replaced", Some(status));
-                }
-                let dialled = matches!(side, Side::Dialled(_));
-                info!(peer = name, incarnation = %peer, %remote, dialled, "session opened");
-                let (alive, over) = oneshot::channel();
-                self.sessions.insert(id, Session { peer, name, outlet, _alive: alive });
-                // A stream that is gone already is found out by its reader,
-                // which does not start: then the session is to be closed here.
-                if answer.send(Ok(Opening { id, over })).is_err() {
-                    self.ended(id, &End::Closed, now);
-                }
-            }
-            Err(refusal) => {
-                self.refuse(side, remote, &name, peer, &refusal);
-                let tells = matches!(refusal, Refusal::Myself | Refusal::Duplicate);
-                let hello = tells.then(|| Box::new(self.engine.greeting(now)));
-                let _ = answer.send(Err(Denial::Refused { refusal, hello }));
-            }
-        }
-    }
-
-    fn refuse(
-        &self,
-        side: Side,
-        remote: SocketAddr,
-        name: &str,
-        peer: Incarnation,
-        refusal: &Refusal,
-    ) {
-        if side == Side::Accepted {
-            self.surroundings.metrics.refused(Reason::from(refusal));
-        }
-        match refusal {
-            // These are how a mesh forms and ends.
-            Refusal::Myself | Refusal::Duplicate | Refusal::Leaving => {
-                debug!(peer = name, incarnation = %peer, %remote, reason = %refusal, "session refused");
-            }
-            Refusal::Group { .. } | Refusal::Version { .. } | Refusal::TooMany => {
-                warn!(peer = name, incarnation = %peer, %remote, reason = %refusal, "session refused");
-            }
-        }
-    }
-
-    fn receive(&mut self, id: SessionId, frame: Frame, now: Timestamp) {
-        if !self.sessions.contains_key(&id) {
-            return;
-        }
-        if let Body::Goodbye(reason) = &frame.body
-            && let Some(session) = self.sessions.get(&id)
-        {
-            info!(peer = session.name, incarnation = %session.peer, reason, "peer leaves");
-        }
-        if let Err(violation) = self.engine.receive(id, frame, now) {
-            self.surroundings.metrics.refused(Reason::Violation);
-            let reason = violation.to_string();
-            self.end(id, &reason, Some(Status::invalid_argument(reason.clone())));
-            self.engine.close(id, now);
-        }
-    }
-
-    /// A stream ended by itself, or has to.
-    fn ended(&mut self, id: SessionId, end: &End, now: Timestamp) {
-        let fault = Reason::of(end);
-        if let Some(reason) = fault
-            && self.sessions.contains_key(&id)
-        {
-            self.surroundings.metrics.refused(reason);
-        }
-        let status = fault.map(|_| Status::invalid_argument(end.to_string()));
-        self.end(id, &end.to_string(), status);
-        self.engine.close(id, now);
-    }
-
-    /// Lets go of a session's stream. The engine is told by the caller.
-    fn end(&mut self, id: SessionId, reason: &str, status: Option<Status>) {
-        let Some(session) = self.sessions.remove(&id) else { return };
-        info!(peer = session.name, incarnation = %session.peer, reason, "session closed");
-        if let Some(status) = status {
-            session.outlet.end(status);
-        }
-        if self.leaving.is_none() {
-            (self.surroundings.refresh)();
-        }
-    }
-
-    /// Ends the streams of sessions that the engine has closed by itself.
-    fn end_forgotten(&mut self) {
-        if self.sessions.len() == self.engine.sessions().count() {
-            return;
-        }
-        let known: BTreeSet<SessionId> = self.engine.sessions().collect();
-        let forgotten: Vec<SessionId> =
-            self.sessions.keys().filter(|id| !known.contains(id)).copied().collect();
-        for id in forgotten {
-            self.end(id, "the peer has left", None);
-        }
-    }
-
     fn dial(&mut self, now: Timestamp) {
+        self.faulty.retain(|_, until| *until > now);
         for address in self.engine.dials(now) {
+            if self.faulty.contains_key(&address) {
+                // Counts as a failure, so that the engine backs off.
+                self.engine.dial_failed(address, DialFailure::Other, now);
+                continue;
+            }
             let dial = Dial {
                 address,
                 greeting: self.engine.greeting(now),
@@ -478,29 +372,6 @@ impl Mesh {
                 stop: self.stop.clone(),
             };
             self.surroundings.supervisor.spawn("peer dial", OnExit::Ignore, dial.run());
-        }
-    }
-
-    /// Fills every stream that has room.
-    fn transmit(&mut self, now: Timestamp) {
-        let mut closed = Vec::new();
-        for (id, session) in &self.sessions {
-            loop {
-                match session.outlet.room() {
-                    Room::Full => break,
-                    Room::Closed => {
-                        closed.push(*id);
-                        break;
-                    }
-                    Room::Free(permit) => match self.engine.transmit(*id, now) {
-                        Some(frame) => permit.send(frame),
-                        None => break,
-                    },
-                }
-            }
-        }
-        for id in closed {
-            self.ended(id, &End::Failed("the stream was reset".to_owned()), now);
         }
     }
 

@@ -1,0 +1,113 @@
+//! Resets: buckets made full again everywhere.
+
+use super::super::ledger::Ledger;
+use super::Engine;
+use crate::limiter::{BucketId, KeyBuf, LimitIndex, Quota, Slot, TokenBucket, Tokens};
+use crate::replication::Companion;
+use crate::time::Timestamp;
+
+/// What is to be reset.
+#[derive(Clone, Debug)]
+pub enum Reset {
+    /// One bucket, by the canonical key that names it.
+    Key(LimitIndex, KeyBuf),
+    /// One bucket, by its identity.
+    Bucket(LimitIndex, BucketId),
+    /// All buckets of a limit.
+    Limit(LimitIndex),
+}
+
+impl Engine {
+    /// Makes a bucket, or all buckets of a limit, full again on every replica.
+    /// Returns how many buckets of this replica that were, or `None` if there is
+    /// no such limit. Peers that cannot be reached now are told when they can.
+    pub fn reset(&mut self, what: &Reset, now: Timestamp) -> Option<usize> {
+        match what {
+            Reset::Key(index, key) => {
+                let bucket = self.limits.get(*index)?.bucket_id(key.as_bytes());
+                self.reset_bucket(*index, bucket, Some(key.as_bytes()), now)
+            }
+            Reset::Bucket(index, bucket) => self.reset_bucket(*index, *bucket, None, now),
+            Reset::Limit(index) => {
+                self.limits.get(*index)?;
+                let epochs = self.limiter.companion().epochs();
+                let mut highest = epochs.of_limit(*index);
+                self.limiter.store().for_each(|_, slot| {
+                    if let Some(ledger) = slot.companion.as_deref().filter(|_| slot.limit == *index)
+                    {
+                        highest = highest.max(ledger.epoch());
+                    }
+                });
+                Some(self.reset_limit(*index, highest + 1, now))
+            }
+        }
+    }
+
+    fn reset_bucket(
+        &mut self,
+        index: LimitIndex,
+        bucket: BucketId,
+        key: Option<&[u8]>,
+        now: Timestamp,
+    ) -> Option<usize> {
+        let (limits, companion) = (&self.limits, self.limiter.companion());
+        let limit = limits.get(index)?;
+        let quota = limit.quota(bucket);
+        let existed = self.limiter.store().with_existing(bucket, |_| ()).is_some();
+        let life = self.limiter.store().new_life();
+        self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
+            companion.ensure_ledger(bucket, slot, now);
+            let before = slot.companion.as_deref().map_or(0, Ledger::epoch);
+            let epoch = before.max(companion.epochs().of_limit(index)) + 1;
+            companion.epochs().raise_bucket(bucket, epoch, now);
+            empty(slot, bucket, life, companion, quota, now);
+        });
+        // Peers must hear of it although nothing was spent.
+        self.flush(bucket, |_| true, now);
+        Some(usize::from(existed))
+    }
+
+    /// All buckets of a limit have reached `epoch`. Returns how many were reset.
+    pub(super) fn reset_limit(&mut self, index: LimitIndex, epoch: u64, now: Timestamp) -> usize {
+        let companion = self.limiter.companion();
+        companion.epochs().raise_limit(index, epoch);
+        for peer in self.peers.values_mut() {
+            peer.limit_epochs.insert(index);
+        }
+        let mut behind = Vec::new();
+        self.limiter.store().for_each(|bucket, slot| {
+            let reached = slot.companion.as_deref().map_or(0, Ledger::epoch);
+            if slot.limit == index && reached < epoch {
+                behind.push(bucket);
+            }
+        });
+        let Some(limit) = self.limits.get(index) else { return 0 };
+        for bucket in &behind {
+            let life = self.limiter.store().new_life();
+            self.limiter.store().with_existing(*bucket, |slot| {
+                empty(slot, *bucket, life, companion, limit.quota(*bucket), now);
+            });
+        }
+        behind.len()
+    }
+}
+
+/// Begins a new life of the bucket: full, and nothing spent by anyone. Requests
+/// that are being decided keep what they hold. The ledger's epoch is what the
+/// epochs say it has reached.
+pub(super) fn empty(
+    slot: &mut Slot<Ledger>,
+    bucket: BucketId,
+    life: u32,
+    companion: &Companion,
+    quota: &Quota,
+    now: Timestamp,
+) {
+    slot.bucket = TokenBucket::full(quota, now);
+    let held = i64::try_from(slot.held).unwrap_or(i64::MAX);
+    slot.bucket.shift(quota, Tokens::from_micros(-held));
+    slot.life = life;
+    slot.spent = 0;
+    slot.returned = 0;
+    slot.companion = Some(companion.new_ledger(bucket, slot.limit, 0, 0, now));
+}

@@ -1,0 +1,228 @@
+use super::*;
+use crate::limiter::{BucketId, LimitIndex, Store, TokenBucket};
+use crate::replication::frame::{Entry, Row};
+use proptest::prelude::*;
+
+const NOW: Timestamp = Timestamp::from_millis(3_600_000);
+const TOKEN: u64 = 1_000_000;
+const ME: Incarnation = Incarnation::from_bytes([1; 16]);
+const PEER: Incarnation = Incarnation::from_bytes([2; 16]);
+const THIRD: Incarnation = Incarnation::from_bytes([3; 16]);
+const ORIGIN: OriginId = OriginId(7);
+const OTHER: OriginId = OriginId(8);
+
+/// A bucket of 100 tokens that refills nothing during a test, `spent` of
+/// which this replica spent.
+struct Bucket {
+    store: Store<Ledger>,
+    quota: Quota,
+}
+
+impl Bucket {
+    fn new(spent: u64) -> Self {
+        let quota = Quota::try_new("100/40d".parse().unwrap(), 100).unwrap();
+        let bucket = Self { store: Store::new(1), quota };
+        bucket.with(|slot, quota| {
+            slot.spent = spent * TOKEN;
+            slot.bucket.shift(quota, Tokens::from_micros(-signed(spent * TOKEN)));
+            slot.companion = Some(Box::new(Ledger::new(1, 0, 0, 0, NOW)));
+        });
+        bucket
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut Slot<Ledger>, &Quota) -> R) -> R {
+        let id = BucketId::from_bytes([9; 16]);
+        let full = || TokenBucket::full(&self.quota, NOW);
+        self.store.with(id, LimitIndex(0), None, full, |slot| f(slot, &self.quota))
+    }
+
+    fn level(&self) -> u64 {
+        self.with(|slot, _| slot.bucket.level().whole())
+    }
+
+    fn apply(&self, spent: u64, fresh: u64, flush: u32, generation: u32) -> Applied {
+        self.apply_entry(&entry(spent, fresh, flush, generation))
+    }
+
+    fn apply_entry(&self, entry: &Entry) -> Applied {
+        let terms = Terms {
+            origin: ORIGIN,
+            replicas: 2,
+            round_trip: 2_000_000,
+            stale: true,
+            same_quota: true,
+            larger_quota: false,
+        };
+        self.with(|slot, quota| apply(slot, entry, terms, quota, NOW))
+    }
+
+    fn merge(&self, deficit: u64, contributions: &[(Incarnation, u64)]) {
+        self.merge_from(ORIGIN, deficit, contributions);
+    }
+
+    fn merge_from(&self, from: OriginId, deficit: u64, contributions: &[(Incarnation, u64)]) {
+        let contributions = contributions
+            .iter()
+            .map(|(incarnation, spent)| Contribution {
+                incarnation: *incarnation,
+                generation: 1,
+                spent: spent * TOKEN,
+                returned: 0,
+                demand: 0.0,
+            })
+            .collect();
+        let row = Row {
+            bucket: BucketId::from_bytes([9; 16]),
+            limit: 0,
+            epoch: 0,
+            deficit: deficit * TOKEN,
+            contributions,
+            key: None,
+        };
+        let find = |incarnation| match incarnation {
+            PEER => Some(ORIGIN),
+            THIRD => Some(OTHER),
+            _ => None,
+        };
+        self.with(|slot, quota| merge(slot, &row, from, ME, find, quota, NOW));
+    }
+}
+
+fn entry(spent: u64, fresh: u64, flush: u32, generation: u32) -> Entry {
+    Entry {
+        bucket: BucketId::from_bytes([9; 16]),
+        limit: 0,
+        generation,
+        epoch: 0,
+        flush,
+        ack: 0,
+        spent: spent * TOKEN,
+        returned: 0,
+        fresh_spent: fresh * TOKEN,
+        fresh_returned: 0,
+        level: 0,
+        demand: 0.0,
+        key: None,
+    }
+}
+
+#[test]
+fn the_first_sight_of_an_origin_is_a_baseline() {
+    let bucket = Bucket::new(0);
+    bucket.apply(5000, 3, 1, 1);
+    assert_eq!(bucket.level(), 97);
+    bucket.apply(5002, 2, 2, 1);
+    assert_eq!(bucket.level(), 95);
+}
+
+#[test]
+fn a_newer_generation_is_a_new_baseline_and_an_older_one_is_ignored() {
+    let bucket = Bucket::new(0);
+    bucket.apply(50, 1, 9, 4);
+    bucket.apply(1, 1, 1, 5);
+    assert_eq!(bucket.level(), 98);
+    assert!(bucket.apply(60, 10, 10, 4).old);
+    assert_eq!(bucket.level(), 98);
+    // The counter wraps.
+    let bucket = Bucket::new(0);
+    bucket.apply(50, 1, 9, u32::MAX);
+    bucket.apply(1, 1, 1, 0);
+    assert_eq!(bucket.level(), 98);
+}
+
+#[test]
+fn a_snapshot_adds_what_only_one_side_knows() {
+    // Fresh: the row is taken over.
+    let bucket = Bucket::new(0);
+    bucket.merge(30, &[(PEER, 30)]);
+    assert_eq!(bucket.level(), 70);
+    // Both spent, and have not met before.
+    let bucket = Bucket::new(20);
+    bucket.merge(30, &[(PEER, 30)]);
+    assert_eq!(bucket.level(), 50);
+    // The peer already had 15 of our 20.
+    let bucket = Bucket::new(20);
+    bucket.merge(45, &[(PEER, 30), (ME, 15)]);
+    assert_eq!(bucket.level(), 50);
+    // What was spent long ago and refilled is not counted again.
+    let bucket = Bucket::new(20);
+    bucket.with(|slot, _| slot.spent = 5000 * TOKEN);
+    bucket.merge(30, &[(PEER, 30)]);
+    assert_eq!(bucket.level(), 50);
+}
+
+#[test]
+fn an_entry_before_the_snapshot_is_counted_once() {
+    let bucket = Bucket::new(0);
+    bucket.apply(33, 3, 2, 1);
+    assert_eq!(bucket.level(), 97);
+    bucket.merge(30, &[(PEER, 30)]);
+    assert_eq!(bucket.level(), 67);
+    bucket.apply(35, 5, 3, 1);
+    assert_eq!(bucket.level(), 65);
+}
+
+#[test]
+fn the_first_sight_of_a_peer_that_knows_us_adds_nothing_of_ours() {
+    // The peer lost track of whose spending it is, but has it.
+    let bucket = Bucket::new(20);
+    bucket.apply_entry(&Entry { ack: 1, ..entry(10, 10, 1, 1) });
+    bucket.merge(30, &[(PEER, 10)]);
+    assert_eq!(bucket.level(), 70);
+}
+
+#[test]
+fn a_snapshot_of_a_peer_that_has_not_heard_of_us_adds_what_we_spent() {
+    // Its entry overtook its snapshot, which names a third replica.
+    let bucket = Bucket::new(30);
+    bucket.apply(20, 20, 1, 1);
+    assert_eq!(bucket.level(), 50);
+    bucket.merge(30, &[(PEER, 20), (THIRD, 10)]);
+    assert_eq!(bucket.level(), 40);
+}
+
+#[test]
+fn a_snapshot_of_a_peer_that_has_not_heard_of_a_third_adds_what_that_spent() {
+    let bucket = Bucket::new(0);
+    bucket.apply(20, 20, 1, 1);
+    bucket.merge_from(OTHER, 30, &[(THIRD, 30)]);
+    assert_eq!(bucket.level(), 50);
+}
+
+proptest! {
+    /// I1: whatever is lost, repeated or reordered, once the latest entry is
+    /// there exactly the total is subtracted.
+    #[test]
+    fn entries_apply_exactly_once(
+        amounts in prop::collection::vec(0u64..4, 1..12),
+        order in prop::collection::vec(any::<prop::sample::Index>(), 0..40),
+    ) {
+        let mut total = 0;
+        let totals: Vec<u64> = amounts.iter().map(|a| { total += a; total }).collect();
+        let bucket = Bucket::new(0);
+        for index in order {
+            let i = index.index(totals.len());
+            bucket.apply(totals[i], totals[i], i as u32 + 1, 1);
+        }
+        bucket.apply(total, total, totals.len() as u32, 1);
+        prop_assert_eq!(bucket.level(), 100 - total);
+    }
+
+    /// A snapshot may come any number of times.
+    #[test]
+    fn merging_is_idempotent(own in 0u64..60, deficit in 0u64..60, theirs in 0u64..60, ours in 0u64..60, refilled in 0u64..500, times in 2usize..5) {
+        let once = Bucket::new(own);
+        let many = Bucket::new(own);
+        for bucket in [&once, &many] {
+            bucket.with(|slot, _| slot.spent += refilled * TOKEN);
+        }
+        let contributions = [(PEER, theirs), (ME, ours.min(own))];
+        once.merge(deficit, &contributions);
+        for _ in 0..times {
+            many.merge(deficit, &contributions);
+        }
+        prop_assert_eq!(once.level(), many.level());
+        // Never less than either side knew.
+        prop_assert!(once.level() <= 100 - own.max(deficit));
+    }
+}
