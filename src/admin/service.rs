@@ -18,9 +18,9 @@ use super::question::{self, Named, invalid, no_bucket, stopped};
 use super::top::busiest;
 use super::watch::{Subject, Watch};
 use super::{convert, explain};
-use crate::limiter::{BucketId, LimitIndex};
+use crate::limiter::{BucketId, Limit, LimitIndex};
 use crate::proxy::Preview;
-use crate::replication::{BucketView, Companion, ReplicatedLimiter};
+use crate::replication::{BucketView, Companion, ReplicatedLimiter, Reset};
 use crate::telemetry::log;
 use crate::wire::tidegate::admin::v1 as pb;
 use crate::wire::tidegate::admin::v1::admin_server::Admin;
@@ -232,6 +232,65 @@ impl<C: Cluster> Admin for AdminService<C> {
             knowledge: Some(convert::knowledge(&mesh)),
             compared: found.compared,
             dropped_not_full: self.means.limiter.evictions().1,
+        }))
+    }
+
+    async fn reset_bucket(
+        &self,
+        request: Request<pb::ResetBucketRequest>,
+    ) -> Result<Response<pb::ResetBucketResponse>, Status> {
+        use pb::reset_bucket_request::Bucket;
+        let pb::ResetBucketRequest { limit: name, bucket } = request.into_inner();
+        let limits = self.means.limiter.limits();
+        let named = || {
+            if name.is_empty() {
+                return Err(invalid("limit", "the name of a limit is needed"));
+            }
+            question::find(&limits, &name)
+        };
+        let what = match bucket {
+            None => return Err(invalid("bucket", "a `key`, an `id` or `all: true` is needed")),
+            Some(Bucket::All(false)) => return Err(invalid("all", "it must be true")),
+            Some(Bucket::All(true)) => Reset::Limit(named()?.0),
+            Some(Bucket::Key(key)) => {
+                let (index, limit) = named()?;
+                Reset::Key(index, question::canonical(&key, limit, self.ipv6_prefix())?)
+            }
+            Some(Bucket::Id(id)) => {
+                let asked = Some(Named::Id(&id));
+                let (id, index) = question::bucket(&name, asked, &limits, self.ipv6_prefix())?;
+                let known = self.means.limiter.store().with_existing(id, |slot| slot.limit);
+                match (index, known) {
+                    (Some(index), None) => Reset::Bucket(index, id),
+                    (index, Some(known)) if index.is_none_or(|index| index == known) => {
+                        Reset::Bucket(known, id)
+                    }
+                    (index, _) => {
+                        return Err(no_bucket(id, index.and_then(|index| limits.get(index))));
+                    }
+                }
+            }
+        };
+        let of = match &what {
+            Reset::Key(index, _) | Reset::Bucket(index, _) | Reset::Limit(index) => *index,
+        };
+        let of = limits.get(of).map_or("", Limit::name);
+        let one = match &what {
+            Reset::Key(index, key) => {
+                limits.get(*index).map(|limit| limit.bucket_id(key.as_bytes()))
+            }
+            Reset::Bucket(_, id) => Some(*id),
+            Reset::Limit(_) => None,
+        };
+        let bucket = one.map_or_else(|| "all".to_owned(), |id| id.to_string());
+        let reset = self.means.cluster.reset(what).await.map_err(stopped)?;
+        let Some(buckets) = reset else {
+            return Err(Status::not_found(format!("there is no limit `{of}` any more")));
+        };
+        info!(limit = of, bucket, buckets, "reset by an operator");
+        Ok(Response::new(pb::ResetBucketResponse {
+            buckets: buckets as u64,
+            knowledge: Some(convert::knowledge(&self.mesh().await?)),
         }))
     }
 

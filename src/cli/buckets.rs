@@ -29,6 +29,28 @@ pub enum BucketsCommand {
     Get(GetArgs),
     /// Show the keys with the most refused requests or the most spent tokens
     Top(TopArgs),
+    /// Make a bucket, or all buckets of a limit, full again on every replica
+    Reset(ResetArgs),
+}
+
+/// Arguments of `tidegate buckets reset`.
+#[derive(Clone, Debug, Args)]
+pub struct ResetArgs {
+    /// The limit's name
+    #[arg(required_unless_present = "id")]
+    pub limit: Option<String>,
+    /// The key's values, as for `get`
+    #[arg(value_name = "KEY_PART", conflicts_with_all = ["id", "all"])]
+    pub key: Vec<String>,
+    /// The bucket's identity, 32 hexadecimal digits, in place of a key
+    #[arg(long, value_name = "HEX", conflicts_with = "all")]
+    pub id: Option<String>,
+    /// All buckets of the limit
+    #[arg(long)]
+    pub all: bool,
+    /// Where to ask, and how to print
+    #[command(flatten)]
+    pub client: ClientArgs,
 }
 
 /// Arguments of `tidegate buckets top`.
@@ -164,6 +186,7 @@ pub async fn run(args: BucketsArgs, out: &mut (dyn Write + Send)) -> Result<(), 
         BucketsCommand::List(args) => list(args, out).await,
         BucketsCommand::Get(args) => get(args, out).await,
         BucketsCommand::Top(args) => top(args, out).await,
+        BucketsCommand::Reset(args) => reset(args, out).await,
     }
 }
 
@@ -194,15 +217,7 @@ async fn list(args: ListArgs, out: &mut (dyn Write + Send)) -> Result<(), Error>
 async fn get(args: GetArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
     let bucket = match args.id {
         Some(id) => pb::get_bucket_request::Bucket::Id(id),
-        None => {
-            let parts = args.key.into_iter().map(|text| pb::KeyValue {
-                value: Some(match text.as_str() {
-                    MISSING => pb::key_value::Value::Missing(true),
-                    _ => pb::key_value::Value::Text(text),
-                }),
-            });
-            pb::get_bucket_request::Bucket::Key(pb::Key { parts: parts.collect() })
-        }
+        None => pb::get_bucket_request::Bucket::Key(key(args.key)),
     };
     let request =
         pb::GetBucketRequest { limit: args.limit.unwrap_or_default(), bucket: Some(bucket) };
@@ -213,6 +228,51 @@ async fn get(args: GetArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
     let knowledge = Knowledge::from(answer.knowledge.unwrap_or_default());
     let bucket = Bucket::new(answer.bucket.unwrap_or_default(), &knowledge);
     client.print(out, &bucket, get_table)
+}
+
+/// A key by its values.
+fn key(values: Vec<String>) -> pb::Key {
+    let parts = values.into_iter().map(|text| pb::KeyValue {
+        value: Some(match text.as_str() {
+            MISSING => pb::key_value::Value::Missing(true),
+            _ => pb::key_value::Value::Text(text),
+        }),
+    });
+    pb::Key { parts: parts.collect() }
+}
+
+/// What was reset, in JSON.
+#[derive(Debug, Serialize)]
+struct Reset {
+    buckets: u64,
+    knowledge: Knowledge,
+}
+
+async fn reset(args: ResetArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
+    use pb::reset_bucket_request::Bucket;
+    let bucket = match args.id {
+        Some(id) => Bucket::Id(id),
+        None if args.all => Bucket::All(true),
+        None => Bucket::Key(key(args.key)),
+    };
+    let request =
+        pb::ResetBucketRequest { limit: args.limit.unwrap_or_default(), bucket: Some(bucket) };
+    let client = args.client;
+    let mut admin = client.connect().await?;
+    let answer = admin.reset_bucket(request).await.map_err(|status| client.failed(&status))?;
+    let answer = answer.into_inner();
+    let knowledge = Knowledge::from(answer.knowledge.unwrap_or_default());
+    client.print(out, &Reset { buckets: answer.buckets, knowledge }, |reset| {
+        let suspect = match reset.knowledge.suspect_peers {
+            0 => String::new(),
+            peers => format!("; {peers} peer(s) that are not heard are told when they are"),
+        };
+        let peers = reset.knowledge.live_peers;
+        format!(
+            "full again: {} bucket(s) of this replica, and those of {peers} live peer(s){suspect}",
+            reset.buckets
+        )
+    })
 }
 
 /// The busiest keys in JSON.

@@ -159,8 +159,8 @@ mod tests {
 
     use super::super::testing::FakeRequest;
     use super::super::{
-        Alone, Condition, Field, KeyPart, Limit, LimitSet, LimitSpec, Missing, Mode, PathPattern,
-        Rule, Source,
+        Alone, Check, Condition, Field, KeyPart, Limit, LimitSet, LimitSpec, Missing, Mode,
+        PathPattern, Rule, Source,
     };
     use super::*;
 
@@ -301,7 +301,12 @@ mod tests {
                 prop_assert_eq!(before, buckets(&limiter));
                 let made = limiter.decide(&request, now);
                 prop_assert_eq!(told.verdict, made.verdict);
-                prop_assert_eq!(format!("{:?}", told.checks), format!("{:?}", made.checks));
+                // Which life of a bucket it is tells nobody anything beforehand.
+                let lifeless = |decision: &Decision| {
+                    let checks = decision.checks.iter();
+                    checks.map(|c| format!("{:?}", Check { life: 0, ..*c })).collect::<Vec<_>>()
+                };
+                prop_assert_eq!(lifeless(&told), lifeless(&made));
             }
         }
     }

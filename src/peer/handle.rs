@@ -2,7 +2,7 @@
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::replication::Engine;
+use crate::replication::{Engine, Reset};
 use crate::time::Timestamp;
 
 /// The mesh has ended.
@@ -19,6 +19,7 @@ pub(super) type Inspection = Box<dyn FnOnce(&Engine, Timestamp) + Send>;
 /// What others ask of the mesh.
 pub(super) enum Command {
     Inspect(Inspection),
+    Reset { what: Reset, done: oneshot::Sender<Option<usize>> },
     Partition { cut: bool, done: oneshot::Sender<()> },
     Leave { reason: String, done: oneshot::Sender<()> },
 }
@@ -58,6 +59,18 @@ impl MeshHandle {
     pub async fn joined(&self) -> Result<(), MeshGone> {
         let mut joined = self.joined.clone();
         joined.wait_for(|joined| *joined).await.map(|_| ()).map_err(|_| MeshGone)
+    }
+
+    /// Makes buckets full again on every replica. Returns how many this replica
+    /// had, or `None` if there is no such limit; peers are told at once, and those
+    /// that cannot be reached when they can.
+    ///
+    /// # Errors
+    /// If the mesh has ended.
+    pub async fn reset(&self, what: Reset) -> Result<Option<usize>, MeshGone> {
+        let (done, finished) = oneshot::channel();
+        self.commands.send(Command::Reset { what, done }).await.map_err(|_| MeshGone)?;
+        finished.await.map_err(|_| MeshGone)
     }
 
     /// Leaves for good: everything spent is told to every peer, followed by a

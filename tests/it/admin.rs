@@ -19,7 +19,8 @@ use tidegate::limiter::{
 };
 use tidegate::proxy::{Config, Enforcer, HeaderStyle, Metrics, Preview};
 use tidegate::replication::{
-    BucketView, Companion, Engine, Incarnation, PeerState, PeerView, ReplicatedLimiter, Settings,
+    BucketView, Companion, Engine, Incarnation, PeerState, PeerView, ReplicatedLimiter, Reset,
+    Settings,
 };
 use tidegate::runtime::{Drain, DrainControl, Stage};
 use tidegate::time::{Clock, Timestamp};
@@ -135,6 +136,11 @@ impl Cluster for Shared {
                 Some(view)
             })
             .collect())
+    }
+
+    async fn reset(&self, what: Reset) -> Result<Option<usize>, Stopped> {
+        let now = self.0.clock.now();
+        Ok(self.0.engine.lock().unwrap().reset(&what, now))
     }
 }
 

@@ -513,3 +513,82 @@ async fn what_peers_spent_counts_in_the_table_of_the_busiest() {
     assert_eq!(spent[1], (PEER.to_string(), 4.0));
     assert_eq!(top.knowledge.unwrap().live_peers, 1);
 }
+
+fn reset(limit: &str, bucket: pb::reset_bucket_request::Bucket) -> pb::ResetBucketRequest {
+    pb::ResetBucketRequest { limit: limit.into(), bucket: Some(bucket) }
+}
+
+fn key_of(parts: &[&str]) -> pb::Key {
+    let parts = parts
+        .iter()
+        .map(|text| pb::KeyValue { value: Some(pb::key_value::Value::Text((*text).into())) });
+    pb::Key { parts: parts.collect() }
+}
+
+#[tokio::test]
+async fn a_bucket_or_a_whole_limit_is_made_full_again() {
+    use pb::reset_bucket_request::Bucket;
+    let replica = Replica::start().await;
+    let mut client = replica.client().await;
+    let exhaust = |last: u8| {
+        while replica.ask([203, 0, 113, last], &[]) {}
+    };
+    exhaust(1);
+    exhaust(2);
+    let one = reset("per-client", Bucket::Key(key_of(&["203.0.113.1"])));
+    assert_eq!(client.reset_bucket(one.clone()).await.unwrap().into_inner().buckets, 1);
+    assert!(replica.ask([203, 0, 113, 1], &[]));
+    assert!(!replica.ask([203, 0, 113, 2], &[]), "another bucket was not meant");
+
+    let top = client.top_keys(pb::TopKeysRequest::default()).await.unwrap().into_inner();
+    let id = top.buckets[0].id.clone();
+    let by_id = reset("", Bucket::Id(id.clone()));
+    assert_eq!(client.reset_bucket(by_id).await.unwrap().into_inner().buckets, 1);
+    exhaust(1);
+    exhaust(2);
+    let all = reset("per-client", Bucket::All(true));
+    assert_eq!(client.reset_bucket(all).await.unwrap().into_inner().buckets, 2);
+    assert!(replica.ask([203, 0, 113, 1], &[]) && replica.ask([203, 0, 113, 2], &[]));
+    // Peers may have a bucket that this replica lacks.
+    let absent = reset("per-client", Bucket::Key(key_of(&["203.0.113.99"])));
+    assert_eq!(client.reset_bucket(absent).await.unwrap().into_inner().buckets, 0);
+
+    let unknown = "0123456789abcdef0123456789abcdef";
+    for (request, code, text) in [
+        (reset("nowhere", Bucket::All(true)), Code::NotFound, "there is no limit `nowhere`"),
+        (reset("", Bucket::All(true)), Code::InvalidArgument, "limit: "),
+        (reset("per-client", Bucket::All(false)), Code::InvalidArgument, "all: "),
+        (reset("per-client", Bucket::Key(key_of(&[]))), Code::InvalidArgument, "key.parts: "),
+        (reset("per-client", Bucket::Id("x".into())), Code::InvalidArgument, "id: "),
+        (reset("", Bucket::Id(unknown.into())), Code::NotFound, "there is no bucket"),
+        (reset("tenants", Bucket::Id(id)), Code::NotFound, "there is no bucket"),
+        (
+            pb::ResetBucketRequest { limit: "per-client".into(), bucket: None },
+            Code::InvalidArgument,
+            "bucket: ",
+        ),
+    ] {
+        let status = client.reset_bucket(request).await.unwrap_err();
+        assert_eq!(status.code(), code, "{}", status.message());
+        assert!(status.message().starts_with(text), "{}", status.message());
+    }
+}
+
+#[tokio::test]
+async fn the_program_resets_a_bucket_or_a_limit() {
+    let replica = Replica::with_peers().await;
+    while replica.ask([203, 0, 113, 9], &[]) {}
+    let text = replica.tidegate(&["buckets", "reset", "per-client", "203.0.113.9"]).await.unwrap();
+    assert_eq!(
+        text,
+        "full again: 1 bucket(s) of this replica, and those of 1 live peer(s); \
+         1 peer(s) that are not heard are told when they are\n"
+    );
+    assert!(replica.ask([203, 0, 113, 9], &[]));
+    let all = ["buckets", "reset", "per-client", "--all", "-o", "json"];
+    let json: serde_json::Value =
+        serde_json::from_str(&replica.tidegate(&all).await.unwrap()).unwrap();
+    assert_eq!(json["buckets"], 1);
+    let error = replica.tidegate(&["buckets", "reset", "per-client"]).await.unwrap_err();
+    assert_eq!(error.exit() as u8, 2, "a whole limit must be asked for: {error}");
+}

@@ -325,6 +325,10 @@ impl Mesh {
         let now = self.now();
         match command {
             Command::Inspect(inspection) => inspection(&self.engine, now),
+            Command::Reset { what, done } => {
+                // Whoever asked may have given up meanwhile.
+                let _ = done.send(self.engine.reset(&what, now));
+            }
             Command::Partition { cut, done } => {
                 self.partitioned = cut;
                 let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
