@@ -25,7 +25,7 @@ use crate::replication::{Companion, ReplicatedLimiter};
 use crate::runtime::{
     Drain, DrainControl, Failure, Gate, Hangups, OnExit, Readiness, Stage, Supervisor,
 };
-use crate::telemetry;
+use crate::telemetry::{self, log};
 use crate::time::Clock;
 
 mod cluster;
@@ -100,6 +100,7 @@ pub struct App {
     name: String,
     report: Report,
     file: Option<(Watch, Hangups)>,
+    log: Option<log::Control>,
 }
 
 struct Gates {
@@ -206,6 +207,7 @@ impl App {
             name: options.name,
             report,
             file: None,
+            log: None,
         };
         Ok((app, bound))
     }
@@ -221,6 +223,12 @@ impl App {
         let hash = self.config.hash().unwrap_or_default();
         self.file = Some((Watch::new(Source::new(path), hash), hangups));
         Ok(self)
+    }
+
+    /// The same, whose operators can change what is logged.
+    #[must_use]
+    pub fn with_log(self, log: log::Control) -> Self {
+        Self { log: Some(log), ..self }
     }
 
     /// What others may hold of it.
@@ -243,8 +251,8 @@ impl App {
         let pages = pages(&self.name, &self.clock, &handle, self.metrics, Arc::clone(&peers));
         spawn_fallible(&supervisor, "telemetry", self.http.run(pages, drain.clone()));
         let cluster = MeshCluster::new(handle.mesh.clone(), self.name, &config.replication.group);
-        let service =
-            AdminService::new(Arc::clone(&handle.limiter), cluster, config.proxy.ipv6_prefix);
+        let service = AdminService::new(Arc::clone(&handle.limiter), cluster, self.proxy.preview())
+            .with_log(self.log);
         let health = self.admin.health();
         spawn_fallible(&supervisor, "admin", self.admin.run(service, drain.clone()));
         supervisor.spawn("mesh", OnExit::Fail, self.mesh.run(drain.clone()));

@@ -34,6 +34,7 @@ mod bucket;
 pub mod config;
 mod cost;
 mod decision;
+mod explain;
 mod floor;
 pub mod key;
 mod limit;
@@ -49,12 +50,15 @@ mod tokens;
 pub use bucket::{Due, TokenBucket};
 pub use cost::Cost;
 pub use decision::{Check, Decision, Outcome, Verdict};
+pub use explain::{Applicability, Explanation};
 pub use key::{BucketId, KeyBuf, KeyValue};
 pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode, Partition, TooManyLimits};
 pub use path::{PathError, PathPattern, normalise};
 pub use quota::{Quota, Rate, RateError};
 pub use request::{Attributes, Client};
-pub use rule::{Condition, Extracted, KeyPart, KeyTextError, Missing, Rule, Source};
+pub use rule::{
+    Condition, Exclusion, Extracted, Field, KeyPart, KeyTextError, Missing, Rule, Source,
+};
 pub use store::{Slot, Store};
 pub use tokens::Tokens;
 
@@ -62,8 +66,8 @@ use floor::Floors;
 
 /// What a higher layer does with a bucket whenever its own ledger moves.
 pub trait Companion: Send + Sync + 'static {
-    /// What it keeps beside a bucket.
-    type State: Send + Sync + 'static;
+    /// What it keeps beside a bucket. Copied for questions only.
+    type State: Clone + Send + Sync + 'static;
 
     /// Something happened to a bucket by this replica's own requests. Called
     /// under the bucket's guard: it must not touch another bucket, block or
@@ -154,6 +158,65 @@ struct Former {
     until: Timestamp,
 }
 
+/// Where a decision finds its buckets: in the store, or in copies of them, so
+/// that the same steps tell beforehand what would be decided.
+trait Ground<C: Companion> {
+    /// Runs `f` on the bucket of `charge`.
+    fn at<R>(
+        &mut self,
+        limiter: &Limiter<C>,
+        charge: &Charge<'_>,
+        now: Timestamp,
+        f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
+    ) -> R;
+
+    /// Tells the higher layer of `event`, if it is real.
+    fn happened(
+        limiter: &Limiter<C>,
+        event: Event,
+        id: BucketId,
+        slot: &mut Slot<C::State>,
+        quota: &Quota,
+        now: Timestamp,
+    );
+}
+
+/// The buckets themselves.
+struct Live;
+
+impl<C: Companion> Ground<C> for Live {
+    fn at<R>(
+        &mut self,
+        limiter: &Limiter<C>,
+        charge: &Charge<'_>,
+        now: Timestamp,
+        f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
+    ) -> R {
+        let key = Some(charge.key.as_bytes());
+        limiter.with_quota(charge.bucket, charge.index, charge.limit, key, now, f)
+    }
+
+    fn happened(
+        limiter: &Limiter<C>,
+        event: Event,
+        id: BucketId,
+        slot: &mut Slot<C::State>,
+        quota: &Quota,
+        now: Timestamp,
+    ) {
+        limiter.companion.happened(event, id, slot, quota, now);
+    }
+}
+
+/// What a limit has to do with a request.
+#[allow(clippy::large_enum_variant, reason = "lives for one look; a box would be an allocation")]
+enum Part<'a> {
+    Charged(Charge<'a>),
+    Excluded(Exclusion),
+    Skipped(usize),
+    Denied(usize),
+}
+
 /// A limit that applies to the request at hand.
 struct Charge<'a> {
     index: LimitIndex,
@@ -201,26 +264,24 @@ impl<C: Companion> Limiter<C> {
         let limits = self.limits.load();
         let mut charges: SmallVec<[Charge<'_>; 2]> = SmallVec::new();
         for (index, limit) in limits.iter() {
-            if !limit.rule().applies(request) {
-                continue;
-            }
-            let mut key = KeyBuf::new();
-            match limit.rule().extract(request, &mut key) {
-                Extracted::Key => {}
-                Extracted::Skipped => continue,
-                Extracted::Denied(part) => {
+            match Part::of(index, limit, request) {
+                Part::Charged(charge) => charges.push(charge),
+                Part::Excluded(_) | Part::Skipped(_) => {}
+                Part::Denied(part) => {
                     let verdict = Verdict::MissingPart { limit: index, part };
                     return Decision { verdict, checks: SmallVec::new() };
                 }
             }
-            let bucket = limit.bucket_id(key.as_bytes());
-            let cost = limit.cost().of(request);
-            charges.push(Charge { index, limit, bucket, cost, key });
         }
-        self.charge(&charges, now)
+        self.charge(&mut Live, &charges, now)
     }
 
-    fn charge(&self, charges: &[Charge<'_>], now: Timestamp) -> Decision {
+    fn charge<G: Ground<C>>(
+        &self,
+        ground: &mut G,
+        charges: &[Charge<'_>],
+        now: Timestamp,
+    ) -> Decision {
         let enforcing = charges.iter().filter(|c| c.limit.mode() == Mode::Enforce).count();
         let mut checks: SmallVec<[Check; 2]> =
             charges.iter().map(|charge| charge.unchecked()).collect();
@@ -228,17 +289,17 @@ impl<C: Companion> Limiter<C> {
             0 => false,
             1 => {
                 let only = charges.iter().position(|c| c.limit.mode() == Mode::Enforce);
-                only.is_some_and(|i| !self.spend(&charges[i], &mut checks[i], now))
+                only.is_some_and(|i| !self.spend(ground, &charges[i], &mut checks[i], now))
             }
-            _ => !self.spend_all(charges, &mut checks, now),
+            _ => !self.spend_all(ground, charges, &mut checks, now),
         };
         // A shadow limit is charged only for what really passes.
         for (charge, check) in charges.iter().zip(&mut checks) {
             if charge.limit.mode() == Mode::Shadow {
                 if refused {
-                    self.observe(charge, check, now);
+                    self.observe(ground, charge, check, now);
                 } else {
-                    self.spend(charge, check, now);
+                    self.spend(ground, charge, check, now);
                 }
             }
         }
@@ -252,33 +313,45 @@ impl<C: Companion> Limiter<C> {
     }
 
     /// Takes and spends in one step. `false` if there is no room.
-    fn spend(&self, charge: &Charge<'_>, check: &mut Check, now: Timestamp) -> bool {
-        self.at_bucket(charge, check, now, |slot, check| {
+    fn spend<G: Ground<C>>(
+        &self,
+        ground: &mut G,
+        charge: &Charge<'_>,
+        check: &mut Check,
+        now: Timestamp,
+    ) -> bool {
+        self.at_bucket(ground, charge, check, now, |slot, check| {
             let taken =
                 self.companion.room(slot, now) >= check.cost && slot.bucket.try_take(check.cost);
             if taken {
                 slot.admitted = slot.admitted.saturating_add(1);
-                self.commit(charge.bucket, slot, check, now);
+                self.commit::<G>(charge.bucket, slot, check, now);
             } else {
-                self.refuse(charge, slot, check, now);
+                self.refuse::<G>(charge, slot, check, now);
             }
             taken
         })
     }
 
     /// All enforcing limits or none.
-    fn spend_all(&self, charges: &[Charge<'_>], checks: &mut [Check], now: Timestamp) -> bool {
+    fn spend_all<G: Ground<C>>(
+        &self,
+        ground: &mut G,
+        charges: &[Charge<'_>],
+        checks: &mut [Check],
+        now: Timestamp,
+    ) -> bool {
         let mut order: SmallVec<[usize; 4]> =
             (0..charges.len()).filter(|i| charges[*i].limit.mode() == Mode::Enforce).collect();
         order.sort_unstable_by_key(|i| charges[*i].bucket);
         let mut refused = false;
         let mut held: SmallVec<[usize; 4]> = SmallVec::new();
         for i in order {
-            let ok = self.at_bucket(&charges[i], &mut checks[i], now, |slot, check| {
+            let ok = self.at_bucket(ground, &charges[i], &mut checks[i], now, |slot, check| {
                 if refused {
                     // Another limit already refuses: only say whether this one would.
                     if self.companion.room(slot, now) < check.cost {
-                        self.refuse(&charges[i], slot, check, now);
+                        self.refuse::<G>(&charges[i], slot, check, now);
                     }
                     return true;
                 }
@@ -287,7 +360,7 @@ impl<C: Companion> Limiter<C> {
                 if taken {
                     slot.held = slot.held.saturating_add(micros(check.cost));
                 } else {
-                    self.refuse(&charges[i], slot, check, now);
+                    self.refuse::<G>(&charges[i], slot, check, now);
                 }
                 taken
             });
@@ -298,13 +371,13 @@ impl<C: Companion> Limiter<C> {
             }
         }
         for i in held {
-            self.at_bucket(&charges[i], &mut checks[i], now, |slot, check| {
+            self.at_bucket(ground, &charges[i], &mut checks[i], now, |slot, check| {
                 slot.held = slot.held.saturating_sub(micros(check.cost));
                 if refused {
                     slot.bucket.shift(&check.quota, check.cost);
                 } else {
                     slot.admitted = slot.admitted.saturating_add(1);
-                    self.commit(charges[i].bucket, slot, check, now);
+                    self.commit::<G>(charges[i].bucket, slot, check, now);
                 }
             });
         }
@@ -312,22 +385,34 @@ impl<C: Companion> Limiter<C> {
     }
 
     /// Only says whether a shadow limit would have refused.
-    fn observe(&self, charge: &Charge<'_>, check: &mut Check, now: Timestamp) {
-        self.at_bucket(charge, check, now, |slot, check| {
+    fn observe<G: Ground<C>>(
+        &self,
+        ground: &mut G,
+        charge: &Charge<'_>,
+        check: &mut Check,
+        now: Timestamp,
+    ) {
+        self.at_bucket(ground, charge, check, now, |slot, check| {
             if self.companion.room(slot, now) < check.cost {
-                self.refuse(charge, slot, check, now);
+                self.refuse::<G>(charge, slot, check, now);
             }
         });
     }
 
-    fn commit(&self, id: BucketId, slot: &mut Slot<C::State>, check: &mut Check, now: Timestamp) {
+    fn commit<G: Ground<C>>(
+        &self,
+        id: BucketId,
+        slot: &mut Slot<C::State>,
+        check: &mut Check,
+        now: Timestamp,
+    ) {
         slot.spent = slot.spent.saturating_add(micros(check.cost));
         check.outcome = Outcome::Admitted;
         check.life = slot.life;
-        self.companion.happened(Event::Spent(check.cost), id, slot, &check.quota, now);
+        G::happened(self, Event::Spent(check.cost), id, slot, &check.quota, now);
     }
 
-    fn refuse(
+    fn refuse<G: Ground<C>>(
         &self,
         charge: &Charge<'_>,
         slot: &mut Slot<C::State>,
@@ -340,20 +425,20 @@ impl<C: Companion> Limiter<C> {
             Mode::Shadow => Outcome::ShadowRefused,
         };
         let event = Event::Refused(check.cost);
-        self.companion.happened(event, charge.bucket, slot, &check.quota, now);
+        G::happened(self, event, charge.bucket, slot, &check.quota, now);
     }
 
     /// Runs `f` on the bucket of `charge`, advanced to `now`, and records the
     /// bucket's state afterwards.
-    fn at_bucket<R>(
+    fn at_bucket<G: Ground<C>, R>(
         &self,
+        ground: &mut G,
         charge: &Charge<'_>,
         check: &mut Check,
         now: Timestamp,
         f: impl FnOnce(&mut Slot<C::State>, &mut Check) -> R,
     ) -> R {
-        let key = Some(charge.key.as_bytes());
-        self.with_quota(charge.bucket, charge.index, charge.limit, key, now, |slot, quota| {
+        ground.at(self, charge, now, |slot, quota| {
             check.quota = *quota;
             self.companion.advance(slot, quota, now);
             let result = f(slot, check);
@@ -582,6 +667,25 @@ impl Former {
             None => bucket.adopt_quota(quota),
         }
         bucket
+    }
+}
+
+impl<'a> Part<'a> {
+    #[inline]
+    fn of(index: LimitIndex, limit: &'a Limit, request: &impl Attributes) -> Self {
+        if let Some(exclusion) = limit.rule().exclusion(request) {
+            return Self::Excluded(exclusion);
+        }
+        let mut key = KeyBuf::new();
+        match limit.rule().extract(request, &mut key) {
+            Extracted::Key => {
+                let bucket = limit.bucket_id(key.as_bytes());
+                let cost = limit.cost().of(request);
+                Self::Charged(Charge { index, limit, bucket, cost, key })
+            }
+            Extracted::Skipped(part) => Self::Skipped(part),
+            Extracted::Denied(part) => Self::Denied(part),
+        }
     }
 }
 

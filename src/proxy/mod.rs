@@ -52,6 +52,7 @@ mod limit;
 mod live;
 mod metrics;
 mod preamble;
+mod preview;
 mod request;
 mod response;
 mod service;
@@ -63,7 +64,8 @@ pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError}
 pub use cors::{Cors, Origin};
 pub use limit::{Admission, Enforcer, FindClient, RateLimit, RateLimitFuture, RateLimitLayer};
 pub use live::Tuner;
-pub use metrics::{Metrics, Outcome};
+pub use metrics::{CheckTotals, Metrics, Outcome};
+pub use preview::{Asking, Foreseen, Found, Preview};
 pub use request::HttpRequest;
 pub use response::{Asker, GatewayFault, Problem};
 
@@ -122,6 +124,11 @@ impl<C: Companion> Proxy<C> {
     /// What changes the proxy while it runs.
     pub fn tuner(&self) -> Tuner<C> {
         Tuner { live: Arc::clone(&self.live), enforcer: Arc::clone(&self.enforcer) }
+    }
+
+    /// Tells what it would do with requests.
+    pub fn preview(&self) -> Preview<C> {
+        Preview::following(Arc::clone(&self.enforcer), &self.config, Arc::clone(&self.live))
     }
 
     /// Starts a thread for each listener. They end when `drain` is complete.
