@@ -330,3 +330,16 @@ fn a_pause_closes_a_bucket_everywhere_until_it_ends() {
     cluster.run_for(SECOND);
     assert_eq!(spend(&mut cluster, 1, "k", 1), 1);
 }
+
+#[test]
+fn a_newcomer_that_finds_one_replica_learns_of_the_others() {
+    let mut cluster = cluster(18, 3, "100/40d", 100);
+    spend(&mut cluster, 0, "k", 5);
+    cluster.only_lists(&[0]);
+    let late = cluster.start();
+    cluster.run_for(SETTLE);
+    let now = cluster.local(late);
+    let peers = cluster.nodes[late].engine.peers(now);
+    assert_eq!(peers.iter().filter(|peer| peer.connected).count(), 3);
+    assert_eq!(levels(&cluster, "k"), [95, 95, 95, 95]);
+}
