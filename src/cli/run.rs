@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args, format: LogFormat) -> anyhow::Result<Exit> {
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(config, args.workers))?;
+    runtime.block_on(serve(config, args))?;
     Ok(Exit::Done)
 }
 
@@ -70,12 +70,12 @@ fn load(args: &Args) -> Result<Config, LoadError> {
     }
 }
 
-async fn serve(config: Config, workers: Option<NonZeroUsize>) -> anyhow::Result<()> {
+async fn serve(config: Config, args: &Args) -> anyhow::Result<()> {
     // Before anything is bound, so that no signal is lost.
     let mut signals = Signals::listen().context("cannot listen for signals")?;
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let options = Options {
-        workers: workers.map_or(cores.min(MAX_WORKERS), NonZeroUsize::get),
+        workers: args.workers.map_or(cores.min(MAX_WORKERS), NonZeroUsize::get),
         name: name(),
         ip: std::env::var("POD_IP").ok().and_then(|ip| ip.parse::<IpAddr>().ok()),
         addresses: None,
@@ -87,7 +87,10 @@ async fn serve(config: Config, workers: Option<NonZeroUsize>) -> anyhow::Result<
         upstream = %config.proxy.upstream,
         "starting"
     );
-    let (app, addresses) = App::bind(config, options)?;
+    let (mut app, addresses) = App::bind(config, options)?;
+    if let Some(file) = args.config.as_ref().filter(|_| args.upstream.is_none()) {
+        app = app.following(file)?;
+    }
     announce(&addresses);
     let (sender, stop) = mpsc::channel(2);
     let app = app.run(stop);

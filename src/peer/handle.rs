@@ -21,6 +21,7 @@ pub(super) enum Command {
     Inspect(Inspection),
     Partition { cut: bool, done: oneshot::Sender<()> },
     Leave { reason: String, done: oneshot::Sender<()> },
+    Reload { done: oneshot::Sender<()> },
 }
 
 /// Speaks with a running mesh. Cheap to clone.
@@ -58,6 +59,18 @@ impl MeshHandle {
     pub async fn joined(&self) -> Result<(), MeshGone> {
         let mut joined = self.joined.clone();
         joined.wait_for(|joined| *joined).await.map(|_| ()).map_err(|_| MeshGone)
+    }
+
+    /// Looks at the limiter's limits anew, and tells every peer of them. To be
+    /// called when they were replaced; returns when the engine goes by the new
+    /// ones.
+    ///
+    /// # Errors
+    /// If the mesh has ended.
+    pub async fn reload(&self) -> Result<(), MeshGone> {
+        let (done, finished) = oneshot::channel();
+        self.commands.send(Command::Reload { done }).await.map_err(|_| MeshGone)?;
+        finished.await.map_err(|_| MeshGone)
     }
 
     /// Leaves for good: everything spent is told to every peer, followed by a

@@ -13,7 +13,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 
 use arc_swap::ArcSwap;
@@ -49,7 +49,8 @@ pub struct Enforcer<C: Companion> {
     limiter: Arc<Limiter<C>>,
     clock: Clock,
     metrics: Metrics,
-    style: HeaderStyle,
+    /// The discriminant of a [`HeaderStyle`].
+    style: AtomicU8,
     presentation: ArcSwap<Presentation>,
 }
 
@@ -92,7 +93,24 @@ impl<C: Companion> Enforcer<C> {
         style: HeaderStyle,
     ) -> Self {
         let presentation = ArcSwap::from_pointee(Presentation::new(limiter.limits(), &metrics));
+        let style = AtomicU8::new(style as u8);
         Self { limiter, clock, metrics, style, presentation }
+    }
+
+    /// Changes which rate limit fields answers carry.
+    pub fn set_style(&self, style: HeaderStyle) {
+        self.style.store(style as u8, Ordering::Relaxed);
+    }
+
+    /// Prepares what answers tell of the limits in force, which else the first
+    /// request does.
+    pub fn refresh(&self) {
+        drop(self.presentation());
+    }
+
+    fn style(&self) -> HeaderStyle {
+        let style = usize::from(self.style.load(Ordering::Relaxed));
+        HeaderStyle::ALL.get(style).copied().unwrap_or_default()
     }
 
     /// The limiter.
@@ -114,7 +132,7 @@ impl<C: Companion> Enforcer<C> {
 
 impl<C: Companion> fmt::Debug for Enforcer<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Enforcer").field("style", &self.style).finish_non_exhaustive()
+        f.debug_struct("Enforcer").field("style", &self.style()).finish_non_exhaustive()
     }
 }
 
@@ -195,7 +213,7 @@ where
                 view.metrics.count(check.outcome);
             }
         }
-        let fields = presentation.fields(&decision, self.enforcer.style);
+        let fields = presentation.fields(&decision, self.enforcer.style());
         match decision.verdict {
             Verdict::Admitted => {
                 let charge = (self.refunding && !decision.checks.is_empty()).then(|| {

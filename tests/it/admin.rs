@@ -14,7 +14,7 @@ use tidegate::admin::{
 use tidegate::cli::{buckets, client, limits, peers};
 use tidegate::limiter::{
     Attributes, BucketId, Client, Condition, KeyPart, Limit, LimitSet, LimitSpec, Limiter, Missing,
-    Mode, PathPattern, Quota, Rule, Source, Tokens,
+    Mode, PathPattern, Quota, Rule, Source,
 };
 use tidegate::replication::{
     BucketView, Companion, Engine, Incarnation, PeerState, PeerView, ReplicatedLimiter, Settings,
@@ -152,15 +152,7 @@ fn peer(incarnation: Incarnation, name: &str, state: PeerState, heard: Duration)
 }
 
 fn limit(name: &str, rate: &str, burst: u64, rule: Rule) -> LimitSpec {
-    LimitSpec {
-        name: name.into(),
-        rule,
-        quota: Quota::try_new(rate.parse().unwrap(), burst).unwrap(),
-        cost: Tokens::from_whole(1).unwrap(),
-        overrides: HashMap::new(),
-        mode: Mode::Enforce,
-        expose: true,
-    }
+    LimitSpec::new(name, rule, Quota::try_new(rate.parse().unwrap(), burst).unwrap())
 }
 
 fn key(parts: &[Source]) -> Vec<KeyPart> {
@@ -246,6 +238,7 @@ impl Replica {
             sync_interval: Duration::from_millis(100),
             join_timeout: Duration::from_secs(2),
             share_hold: Duration::from_secs(30),
+            expected_replicas: 0,
             expects_peers: false,
         };
         let engine = Engine::new(settings, ME, Arc::clone(&limiter), clock.now());

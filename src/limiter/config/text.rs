@@ -1,14 +1,12 @@
 //! How the scalars of a limit are written.
 
-use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::super::limit::Mode;
+use super::super::limit::{Mode, Partition};
 use super::super::quota::{Rate, RateError};
 use super::super::rule::Missing;
 use super::super::tokens::Tokens;
@@ -90,61 +88,11 @@ notation!(
     { "type": "integer", "minimum": 1, "maximum": 1_000_000_000_000_u64 }
 );
 
-fn whole_tokens(text: &str) -> Result<u64, String> {
+pub(super) fn whole_tokens(text: &str) -> Result<u64, String> {
     text.parse()
         .ok()
         .filter(|tokens| (1..=Tokens::MAX_WHOLE).contains(tokens))
         .ok_or_else(|| format!("`{text}` is not a whole number from 1 to {}", Tokens::MAX_WHOLE))
-}
-
-/// What one request costs, in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cost(pub u64);
-
-impl Default for Cost {
-    fn default() -> Self {
-        Self(1)
-    }
-}
-
-impl<'de> Deserialize<'de> for Cost {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Number;
-        impl<'de> Visitor<'de> for Number {
-            type Value = Cost;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a whole number of tokens")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Cost, E> {
-                whole_tokens(text).map(Cost).map_err(E::custom)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<Cost, A::Error> {
-                Err(de::Error::custom(format!("a list of costs is {NOT_SUPPORTED}")))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Cost, A::Error> {
-                Err(de::Error::custom(format!("a cost from a header is {NOT_SUPPORTED}")))
-            }
-        }
-        deserializer.deserialize_any(Number)
-    }
-}
-
-impl JsonSchema for Cost {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Cost".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "integer", "minimum": 1, "maximum": Tokens::MAX_WHOLE, "default": 1 })
-    }
 }
 
 /// No time at all: requests are not held in this version.
@@ -162,24 +110,17 @@ notation!(
     { "type": "string", "enum": ["0s"], "default": "0s" }
 );
 
-/// What holds when replicas lose sight of each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Partition {
+/// How a [`Partition`] is written.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(remote = "Partition", rename_all = "snake_case")]
+pub(super) enum PartitionText {
     /// Each replica goes on with the share that it had.
-    #[default]
     Frozen,
+    /// Never more than an even share for each replica, whatever demand does.
+    Strict,
+    /// Every part of a split network gives out the whole limit.
+    Open,
 }
-
-notation!(
-    Partition,
-    "`frozen`",
-    |text| match text.as_str() {
-        "frozen" => Ok(Self::Frozen),
-        "strict" | "open" => Err(format!("`{text}` is {NOT_SUPPORTED}: only `frozen` is")),
-        _ => Err(format!("`{text}` is not a behaviour: write frozen")),
-    },
-    { "type": "string", "enum": ["frozen"], "default": "frozen" }
-);
 
 /// How a [`Mode`] is written.
 #[derive(Deserialize, Serialize, JsonSchema)]

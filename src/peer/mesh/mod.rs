@@ -149,6 +149,7 @@ impl Mesh {
             sync_interval: config.sync_interval,
             join_timeout: config.join_timeout,
             share_hold: config.share_hold,
+            expected_replicas: config.expected_replicas,
             expects_peers: listener.is_some(),
         };
         let now = surroundings.clock.now();
@@ -325,6 +326,10 @@ impl Mesh {
         let now = self.now();
         match command {
             Command::Inspect(inspection) => inspection(&self.engine, now),
+            Command::Reload { done } => {
+                self.engine.reload(now);
+                let _ = done.send(());
+            }
             Command::Partition { cut, done } => {
                 self.partitioned = cut;
                 let ids: Vec<SessionId> = self.sessions.keys().copied().collect();

@@ -4,6 +4,7 @@ use super::super::ledger::Ledger;
 use super::Engine;
 use crate::limiter::{BucketId, KeyBuf, LimitIndex, Quota, Slot, TokenBucket, Tokens};
 use crate::replication::Companion;
+use crate::replication::pause::Pause;
 use crate::time::Timestamp;
 
 /// What is to be reset.
@@ -43,6 +44,29 @@ impl Engine {
         }
     }
 
+    /// Closes a bucket for `millis` milliseconds on every replica, or opens it with
+    /// 0; the latest word holds. Whether there is such a limit.
+    pub fn pause(
+        &mut self,
+        index: LimitIndex,
+        bucket: BucketId,
+        key: Option<&[u8]>,
+        millis: u64,
+        now: Timestamp,
+    ) -> bool {
+        let companion = self.limiter.companion();
+        let Some(limit) = self.limits.get(index) else { return false };
+        self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
+            companion.ensure_ledger(bucket, slot, now);
+            if let Some(ledger) = slot.companion.as_deref_mut() {
+                let generation = ledger.pause().map_or(0, |pause| pause.generation) + 1;
+                ledger.set_pause(Pause::new(generation, millis, true, now));
+            }
+        });
+        self.flush(bucket, |_| true, now);
+        true
+    }
+
     fn reset_bucket(
         &mut self,
         index: LimitIndex,
@@ -52,10 +76,9 @@ impl Engine {
     ) -> Option<usize> {
         let (limits, companion) = (&self.limits, self.limiter.companion());
         let limit = limits.get(index)?;
-        let quota = limit.quota(bucket);
         let existed = self.limiter.store().with_existing(bucket, |_| ()).is_some();
         let life = self.limiter.store().new_life();
-        self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
+        self.limiter.with_quota(bucket, index, limit, key, now, |slot, quota| {
             companion.ensure_ledger(bucket, slot, now);
             let before = slot.companion.as_deref().map_or(0, Ledger::epoch);
             let epoch = before.max(companion.epochs().of_limit(index)) + 1;
@@ -81,11 +104,10 @@ impl Engine {
                 behind.push(bucket);
             }
         });
-        let Some(limit) = self.limits.get(index) else { return 0 };
         for bucket in &behind {
             let life = self.limiter.store().new_life();
-            self.limiter.store().with_existing(*bucket, |slot| {
-                empty(slot, *bucket, life, companion, limit.quota(*bucket), now);
+            self.limiter.with_existing(*bucket, |slot, quota| {
+                empty(slot, *bucket, life, companion, quota, now);
             });
         }
         behind.len()
