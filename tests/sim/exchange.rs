@@ -306,6 +306,30 @@ fn a_reset_behind_a_partition_arrives_when_it_heals() {
 }
 
 #[test]
+fn three_replicas_that_meet_late_at_once_add_what_each_spent() {
+    let mut wrong = Vec::new();
+    for seed in 0..200 {
+        let limits = vec![limit("one", "100/40d", 100, 1)];
+        let mut cluster = Cluster::new(seed, Network::default(), limits);
+        for _ in 0..3 {
+            cluster.start();
+        }
+        cluster.partition(&[0, 1, 2]);
+        cluster.run_for(SETTLE);
+        for node in 0..3 {
+            spend(&mut cluster, node, "k", 4);
+        }
+        cluster.run_for(if seed % 2 == 0 { SECOND } else { MS });
+        cluster.partition(&[0, 0, 0]);
+        cluster.run_for(10 * SECOND);
+        if levels(&cluster, "k") != [88, 88, 88] {
+            wrong.push((seed, levels(&cluster, "k")));
+        }
+    }
+    assert!(wrong.is_empty(), "{} {wrong:?}", wrong.len());
+}
+
+#[test]
 fn a_pause_closes_a_bucket_everywhere_until_it_ends() {
     let mut cluster = cluster(17, 3, "10/s", 10);
     assert_eq!(spend(&mut cluster, 0, "k", 1), 1);
