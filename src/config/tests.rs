@@ -341,8 +341,7 @@ fn cf_g11_a_pattern_that_would_be_inert_is_refused() {
 fn what_a_later_version_brings_is_refused_by_name() {
     for (fields, path) in [
         ("max_wait: 1s", "max_wait"),
-        ("partition: strict", "partition"),
-        ("partition: open", "partition"),
+        ("partition: closed", "partition"),
         ("key: [jwt:sub]", "key[0]"),
         ("key: [{ jwt: sub }]", "key[0]"),
     ] {
@@ -352,7 +351,6 @@ fn what_a_later_version_brings_is_refused_by_name() {
     for (section, fields, path) in [
         ("proxy", "tls: { cert: a }", "proxy.tls"),
         ("replication", "tls: { cert: a, key: b, ca: c }", "replication.tls"),
-        ("replication", "expected_replicas: 3", "replication.expected_replicas"),
         ("admin", "tls: a", "admin.tls"),
         ("admin", "token_file: /t", "admin.token_file"),
     ] {

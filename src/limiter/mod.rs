@@ -42,7 +42,7 @@ pub use bucket::{Due, TokenBucket};
 pub use cost::Cost;
 pub use decision::{Check, Decision, Outcome, Verdict};
 pub use key::{BucketId, KeyBuf, KeyValue};
-pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode, TooManyLimits};
+pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode, Partition, TooManyLimits};
 pub use path::{PathError, PathPattern, normalise};
 pub use quota::{Quota, Rate, RateError};
 pub use request::{Attributes, Client};
@@ -73,14 +73,17 @@ pub trait Companion: Send + Sync + 'static {
     /// Brings the level of a bucket up to `now`.
     fn advance(&self, slot: &mut Slot<Self::State>, quota: &Quota, now: Timestamp);
 
-    /// When `cost` will be there. The bucket was advanced to the present.
-    fn due(&self, slot: &Slot<Self::State>, quota: &Quota, cost: Tokens) -> Due;
+    /// How much of the level may be spent. The bucket was advanced to `now`.
+    fn room(&self, slot: &Slot<Self::State>, now: Timestamp) -> Tokens;
+
+    /// When `cost` will be there. The bucket was advanced to `now`.
+    fn due(&self, slot: &Slot<Self::State>, quota: &Quota, cost: Tokens, now: Timestamp) -> Due;
 
     /// When a bucket was last used, if the higher layer knows.
     fn used_at(&self, state: &Self::State) -> Timestamp;
 
     /// Whether a bucket that is full and idle may be dropped.
-    fn may_drop(&self, state: &Self::State) -> bool;
+    fn may_drop(&self, state: &Self::State, now: Timestamp) -> bool;
 }
 
 /// What a request did to a bucket.
@@ -107,7 +110,11 @@ impl Companion for Alone {
         slot.bucket.advance(quota, now);
     }
 
-    fn due(&self, slot: &Slot<()>, quota: &Quota, cost: Tokens) -> Due {
+    fn room(&self, slot: &Slot<()>, _: Timestamp) -> Tokens {
+        slot.bucket.level()
+    }
+
+    fn due(&self, slot: &Slot<()>, quota: &Quota, cost: Tokens, _: Timestamp) -> Due {
         slot.bucket.due(quota, cost)
     }
 
@@ -115,7 +122,7 @@ impl Companion for Alone {
         Timestamp::ZERO
     }
 
-    fn may_drop(&self, (): &()) -> bool {
+    fn may_drop(&self, (): &(), _: Timestamp) -> bool {
         true
     }
 }
@@ -233,7 +240,8 @@ impl<C: Companion> Limiter<C> {
     /// Takes and spends in one step. `false` if there is no room.
     fn spend(&self, charge: &Charge<'_>, check: &mut Check, now: Timestamp) -> bool {
         self.at_bucket(charge, check, now, |slot, check| {
-            let taken = slot.bucket.try_take(check.cost);
+            let taken =
+                self.companion.room(slot, now) >= check.cost && slot.bucket.try_take(check.cost);
             if taken {
                 slot.admitted = slot.admitted.saturating_add(1);
                 self.commit(charge.bucket, slot, check, now);
@@ -255,12 +263,13 @@ impl<C: Companion> Limiter<C> {
             let ok = self.at_bucket(&charges[i], &mut checks[i], now, |slot, check| {
                 if refused {
                     // Another limit already refuses: only say whether this one would.
-                    if slot.bucket.level() < check.cost {
+                    if self.companion.room(slot, now) < check.cost {
                         self.refuse(&charges[i], slot, check, now);
                     }
                     return true;
                 }
-                let taken = slot.bucket.try_take(check.cost);
+                let taken = self.companion.room(slot, now) >= check.cost
+                    && slot.bucket.try_take(check.cost);
                 if taken {
                     slot.held = slot.held.saturating_add(micros(check.cost));
                 } else {
@@ -291,7 +300,7 @@ impl<C: Companion> Limiter<C> {
     /// Only says whether a shadow limit would have refused.
     fn observe(&self, charge: &Charge<'_>, check: &mut Check, now: Timestamp) {
         self.at_bucket(charge, check, now, |slot, check| {
-            if slot.bucket.level() < check.cost {
+            if self.companion.room(slot, now) < check.cost {
                 self.refuse(charge, slot, check, now);
             }
         });
@@ -335,7 +344,7 @@ impl<C: Companion> Limiter<C> {
             self.companion.advance(slot, quota, now);
             let result = f(slot, check);
             check.level = slot.bucket.level();
-            check.due = self.companion.due(slot, quota, check.cost);
+            check.due = self.companion.due(slot, quota, check.cost, now);
             check.full_in = slot.bucket.full_in(quota);
             result
         })
@@ -397,7 +406,7 @@ impl<C: Companion> Limiter<C> {
             }
             let Some((bucket, quota)) = advanced(id, slot) else { return Some((true, 0)) };
             let missing = quota.burst().minus(bucket.level()).micros();
-            let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c));
+            let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c, now));
             Some((settled, -missing))
         });
         let Some((id, slot)) = evicted else { return };
@@ -453,7 +462,7 @@ impl<C: Companion> Limiter<C> {
             }
             self.companion.advance(slot, &quota, now);
             slot.bucket.level() < quota.burst()
-                || slot.companion.as_ref().is_some_and(|c| !self.companion.may_drop(c))
+                || slot.companion.as_ref().is_some_and(|c| !self.companion.may_drop(c, now))
         })
     }
 }

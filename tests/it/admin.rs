@@ -238,6 +238,7 @@ impl Replica {
             sync_interval: Duration::from_millis(100),
             join_timeout: Duration::from_secs(2),
             share_hold: Duration::from_secs(30),
+            expected_replicas: 0,
             expects_peers: false,
         };
         let engine = Engine::new(settings, ME, Arc::clone(&limiter), clock.now());

@@ -11,8 +11,8 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tidegate::limiter::{
-    Attributes, Client, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Quota, Rule, Source,
-    Tokens,
+    Attributes, Client, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Partition, Quota, Rule,
+    Source, Tokens,
 };
 use tidegate::replication::{
     Body, Companion, DialFailure, Engine, Frame, Incarnation, ReplicatedLimiter, Reset, SessionId,
@@ -59,10 +59,22 @@ impl Attributes for Request {
 }
 
 pub(crate) fn limit(name: &str, rate: &str, burst: u64, cost: u64) -> Limit {
+    split_limit(name, rate, burst, cost, Partition::default())
+}
+
+/// A limit that says what happens while replicas are not heard.
+pub(crate) fn split_limit(
+    name: &str,
+    rate: &str,
+    burst: u64,
+    cost: u64,
+    partition: Partition,
+) -> Limit {
     let key = KeyPart::new(Source::Header("key".into()), false);
     let rule = Rule { key: vec![key], ..Rule::default() };
     Limit::new(LimitSpec {
         cost: Tokens::from_whole(cost).unwrap().into(),
+        partition,
         ..LimitSpec::new(name, rule, Quota::try_new(rate.parse().unwrap(), burst).unwrap())
     })
 }
@@ -164,6 +176,7 @@ impl Cluster {
             sync_interval: Duration::from_millis(100),
             join_timeout: Duration::from_secs(2),
             share_hold: Duration::from_secs(30),
+            expected_replicas: 0,
             expects_peers: true,
         };
         let now = local(node, 0, self.now);
@@ -270,6 +283,18 @@ impl Cluster {
         let id = limit.bucket_id(key.as_bytes());
         let view = self.nodes[node].engine.bucket(id, self.local(node));
         view.map_or(limit.default_quota().burst().as_f64(), |view| view.level.as_f64())
+    }
+
+    /// Closes a bucket for so long through the node.
+    pub(crate) fn pause_key(&mut self, node: usize, key: &str, millis: u64) -> bool {
+        let now = self.local(node);
+        let limits = self.nodes[node].limiter.limits();
+        let limit = limits.get(LimitIndex(0)).unwrap();
+        let key = limit.rule().key_from_text(&[key], 64).unwrap();
+        let (bucket, key) = (limit.bucket_id(key.as_bytes()), Some(key.as_bytes()));
+        let there = self.nodes[node].engine.pause(LimitIndex(0), bucket, key, millis, now);
+        self.pump(node);
+        there
     }
 
     /// Resets one bucket through the node.

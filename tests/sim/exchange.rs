@@ -304,3 +304,29 @@ fn a_reset_behind_a_partition_arrives_when_it_heals() {
     // What was spent under the old epoch is forgiven by the reset.
     assert_eq!(levels(&cluster, "k"), [90, 90]);
 }
+
+#[test]
+fn a_pause_closes_a_bucket_everywhere_until_it_ends() {
+    let mut cluster = cluster(17, 3, "10/s", 10);
+    assert_eq!(spend(&mut cluster, 0, "k", 1), 1);
+    assert!(cluster.pause_key(1, "k", 2000));
+    cluster.run_for(100 * MS);
+    for node in 0..3 {
+        assert_eq!(spend(&mut cluster, node, "k", 1), 0, "node {node}");
+        assert_eq!(spend(&mut cluster, node, &format!("other{node}"), 1), 1);
+    }
+    // A joiner learns of it.
+    let late = cluster.start();
+    cluster.run_for(SECOND);
+    assert!(cluster.nodes[late].engine.is_joined());
+    assert_eq!(spend(&mut cluster, late, "k", 1), 0);
+    cluster.run_for(SECOND);
+    assert_eq!(spend(&mut cluster, 0, "k", 20), 10, "it refilled meanwhile");
+    // The latest word holds: closed for long, and opened again by another.
+    assert!(cluster.pause_key(2, "k", 60_000));
+    cluster.run_for(SECOND);
+    assert_eq!(spend(&mut cluster, 1, "k", 1), 0);
+    assert!(cluster.pause_key(0, "k", 0));
+    cluster.run_for(SECOND);
+    assert_eq!(spend(&mut cluster, 1, "k", 1), 1);
+}

@@ -1,6 +1,8 @@
 //! Faults under load: what the cluster admits while and after they last.
 
-use crate::cluster::{Cluster, Network, limit};
+use tidegate::limiter::Partition;
+
+use crate::cluster::{Cluster, Network, split_limit};
 use crate::oracle::Tally;
 use crate::rng::Rng;
 
@@ -35,6 +37,9 @@ pub(crate) struct Run {
     /// On for this long and off as long, if not zero (milliseconds).
     pub(crate) on_off: u64,
     pub(crate) faults: Vec<(u64, Fault)>,
+    pub(crate) policy: Partition,
+    /// No requests before this (milliseconds).
+    pub(crate) silent_until: u64,
 }
 
 impl Run {
@@ -50,12 +55,14 @@ impl Run {
             shares: Vec::new(),
             on_off: 0,
             faults: Vec::new(),
+            policy: Partition::default(),
+            silent_until: 0,
         }
     }
 
     pub(crate) fn play(&self) -> Tally {
         let rate = format!("{}/s", self.per_second);
-        let limits = vec![limit("one", &rate, self.burst, 1)];
+        let limits = vec![split_limit("one", &rate, self.burst, 1, self.policy)];
         let mut cluster = Cluster::new(self.seed, self.network, limits);
         for _ in 0..self.nodes {
             cluster.start();
@@ -82,6 +89,9 @@ impl Run {
             }
             if at >= self.seconds * SECOND {
                 return tally;
+            }
+            if at < self.silent_until * 1_000_000 {
+                continue;
             }
             if self.on_off > 0 && (at / 1_000_000 / self.on_off) % 2 == 1 {
                 continue;
@@ -183,4 +193,58 @@ fn bursts_and_small_buckets_stay_close_to_the_ideal() {
         println!("burst {burst} on/off {on_off} ms: {report:?}");
         assert!(report.over <= 1.5 && report.under <= 1.5, "{report:?}");
     }
+}
+
+/// Nobody asked before the network split; then both halves are flooded. What they
+/// admit in ten seconds, and what one bucket may.
+fn idle_at_the_cut(policy: Partition) -> (f64, f64, Run) {
+    let mut run = Run::new(4, 100, 5.0, 15);
+    run.policy = policy;
+    run.silent_until = 5000;
+    run.faults = vec![(2000, Fault::Split(vec![0, 0, 1, 1]))];
+    let tally = run.play();
+    let admitted = tally.admitted_between(5 * SECOND, 15 * SECOND) as f64;
+    let legal = run.burst as f64 + (run.per_second * 10) as f64;
+    (admitted, legal, run)
+}
+
+#[test]
+fn a_strict_limit_holds_whatever_demand_does_in_a_partition() {
+    let (admitted, legal, run) = idle_at_the_cut(Partition::Strict);
+    println!("strict, idle at the cut: {admitted} of {legal}");
+    // U: what the parts spend until they notice, which they had here.
+    let unnoticed = run.burst as f64 + 0.5 * run.per_second as f64;
+    assert!(admitted <= legal + unnoticed, "{admitted} of {legal}");
+    assert!(admitted >= 0.9 * legal, "{admitted} of {legal}");
+}
+
+#[test]
+fn frozen_and_open_limits_give_out_one_limit_for_each_part_to_keys_idle_at_the_cut() {
+    for policy in [Partition::Frozen, Partition::Open] {
+        let (admitted, legal, _) = idle_at_the_cut(policy);
+        println!("{policy:?}, idle at the cut: {admitted} of {legal}");
+        assert!(admitted <= 2.0 * legal, "{admitted} of {legal}");
+        assert!(admitted >= 1.5 * legal, "{admitted} of {legal}");
+    }
+}
+
+#[test]
+fn what_a_strict_limit_costs_and_an_open_one_gives() {
+    let during = |policy| {
+        let mut run = Run::new(3, 100, 3.0, 30);
+        run.policy = policy;
+        run.shares = vec![0.8, 0.1, 0.1];
+        run.faults = vec![(10_000, Fault::Split(vec![0, 1, 1])), (20_000, Fault::Heal)];
+        let tally = run.play();
+        (part_of_rate(&run, &tally, 10, 20), part_of_rate(&run, &tally, 21, 30))
+    };
+    let (strict, after_strict) = during(Partition::Strict);
+    let (frozen, after_frozen) = during(Partition::Frozen);
+    let (open, after_open) = during(Partition::Open);
+    println!("during: strict {strict:.3} frozen {frozen:.3} open {open:.3}");
+    println!("after: strict {after_strict:.3} frozen {after_frozen:.3} open {after_open:.3}");
+    assert!(strict <= 1.02 && strict >= 0.4, "{strict}");
+    assert!((0.9..=1.05).contains(&frozen), "{frozen}");
+    assert!((1.2..=2.05).contains(&open), "{open}");
+    assert!((0.95..=1.05).contains(&after_strict) && (0.95..=1.05).contains(&after_frozen));
 }

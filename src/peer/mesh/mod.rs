@@ -149,6 +149,7 @@ impl Mesh {
             sync_interval: config.sync_interval,
             join_timeout: config.join_timeout,
             share_hold: config.share_hold,
+            expected_replicas: config.expected_replicas,
             expects_peers: listener.is_some(),
         };
         let now = surroundings.clock.now();

@@ -20,7 +20,7 @@ use super::frame::{Body, Frame, Hello, Incarnation};
 use super::ledger::{Base, Ledger, Mark, OriginId, Pace};
 use super::members::{Members, Standing};
 use super::peer::{Peer, PeerState, PeerView, Pending, Wanted};
-use crate::limiter::{BucketId, Companion as _, LimitSet};
+use crate::limiter::{BucketId, Companion as _, LimitSet, Partition};
 use crate::time::Timestamp;
 
 mod receive;
@@ -76,6 +76,8 @@ pub struct Settings {
     pub join_timeout: Duration,
     /// How long a silent peer that is still listed is not given up.
     pub share_hold: Duration,
+    /// Replicas that a strict limit counts with while fewer were seen.
+    pub expected_replicas: u32,
     /// Whether peers are configured at all.
     pub expects_peers: bool,
 }
@@ -546,11 +548,20 @@ impl Engine {
             members.standings.insert(peer.origin, standing);
         }
         let replicas = u32::try_from(self.peers.len() + 1).unwrap_or(u32::MAX);
+        let silent = self.peers.values().filter(|peer| peer.silent_since.is_some()).count();
+        members.counted = replicas.max(self.settings.expected_replicas);
+        members.silent = u32::try_from(silent).unwrap_or(u32::MAX) + (members.counted - replicas);
+        members.policies = self
+            .limits
+            .iter()
+            .filter(|(_, limit)| limit.partition() != Partition::default())
+            .map(|(index, limit)| (index, limit.partition()))
+            .collect();
         self.limiter.companion().set_members(members, replicas);
     }
 
     /// The limits have changed: peers are told, and their own looked at anew.
-    pub fn reload(&mut self, _now: Timestamp) {
+    pub fn reload(&mut self, now: Timestamp) {
         self.limits = self.limiter.limits();
         for peer in self.peers.values_mut() {
             let catalog = Catalog::new(&peer.declared, &self.limits);
@@ -563,6 +574,7 @@ impl Engine {
         for session in self.sessions.values_mut() {
             session.hello_due = true;
         }
+        self.publish_members(now);
     }
 
     /// Begins to leave: everything is flushed, and when a session has no more

@@ -138,6 +138,7 @@ impl Engine {
                     level: flush.level,
                     demand: flush.demand,
                     key: key.map(<[u8]>::to_vec),
+                    pause: ledger.pause().filter(|pause| pause.mine).map(|pause| pause.wire(now)),
                 };
                 Some((entry, base, renewed))
             });
@@ -196,8 +197,11 @@ impl Engine {
     fn deficits(&self, now: Timestamp) -> Vec<BucketId> {
         let mut buckets = Vec::new();
         self.limiter.store().for_each(|id, slot| {
-            // A reset bucket is full and must be told of all the same.
-            let reset = slot.companion.as_deref().is_some_and(|ledger| ledger.epoch() > 0);
+            // A bucket that was reset or closed is told of though it may be full.
+            let reset = slot
+                .companion
+                .as_deref()
+                .is_some_and(|ledger| ledger.epoch() > 0 || ledger.pause().is_some());
             if let Some(limit) = self.limits.get(slot.limit) {
                 let quota = limit.quota(id);
                 let mut bucket = slot.bucket;
@@ -217,7 +221,9 @@ impl Engine {
             self.limiter.companion().advance(slot, quota, now);
             let epoch = slot.companion.as_ref().map_or(0, |ledger| ledger.epoch());
             let deficit = u64::try_from(true_deficit(slot, quota).micros()).unwrap_or(0);
-            if deficit == 0 && epoch == 0 {
+            let pause =
+                slot.companion.as_ref().and_then(|ledger| ledger.pause()).map(|p| p.wire(now));
+            if deficit == 0 && epoch == 0 && pause.is_none() {
                 return None;
             }
             let me = Contribution {
@@ -238,6 +244,7 @@ impl Engine {
                 deficit,
                 contributions,
                 key: slot.key.as_deref().filter(|k| key::may_travel(k)).map(<[u8]>::to_vec),
+                pause,
             })
         });
         row.flatten()

@@ -3,6 +3,7 @@
 use super::{Ledger, OriginId, Peer, newer, signed, true_deficit};
 use crate::limiter::{Quota, Slot, Tokens};
 use crate::replication::frame::{Incarnation, Row};
+use crate::replication::pause::Pause;
 use crate::time::Timestamp;
 
 /// How much later than this replica another one may hear of a peer's spending.
@@ -52,6 +53,9 @@ pub(in crate::replication) fn merge(
         let unheard = now.nanos_since(peer.at) < UNHEARD_NANOS;
         let inside = inside.unwrap_or(if unheard { 0 } else { peer.net() });
         outside = outside.saturating_add(peer.net().saturating_sub(inside));
+    }
+    if let Some(pause) = row.pause {
+        ledger.set_pause(Pause::new(pause.generation, pause.millis, false, now));
     }
     let news = ledger.take_contributions(row, me, origin, now);
     let beyond = if news { own_deficit.min(signed(outside)) } else { 0 };

@@ -78,6 +78,7 @@ impl Bucket {
             deficit: deficit * TOKEN,
             contributions,
             key: None,
+            pause: None,
         };
         let find = |incarnation| match incarnation {
             PEER => Some(ORIGIN),
@@ -103,6 +104,7 @@ fn entry(spent: u64, fresh: u64, flush: u32, generation: u32) -> Entry {
         level: 0,
         demand: 0.0,
         key: None,
+        pause: None,
     }
 }
 
