@@ -335,13 +335,14 @@ fn cf_g11_a_pattern_that_would_be_inert_is_refused() {
         one_fault(&lines, &["limits[0].match."]);
     }
     one_fault(&limit_faults("{ name: a, rate: 1/s, exempt: [{}] }"), &["exempt every request"]);
+    let closed = limit_faults("{ name: a, rate: 1/s, partition: closed }");
+    one_fault(&closed, &["limits[0].partition: ", "frozen", "strict", "open"]);
 }
 
 #[test]
 fn what_a_later_version_brings_is_refused_by_name() {
     for (fields, path) in [
         ("max_wait: 1s", "max_wait"),
-        ("partition: closed", "partition"),
         ("key: [jwt:sub]", "key[0]"),
         ("key: [{ jwt: sub }]", "key[0]"),
     ] {
