@@ -4,8 +4,7 @@
 //! caches behave as they do in traffic.
 
 use tidegate::limiter::{
-    Alone, Attributes, Client, KeyPart, Limit, LimitSet, LimitSpec, Limiter, Mode, Quota, Rule,
-    Source, Tokens,
+    Alone, Attributes, Client, KeyPart, Limit, LimitSet, LimitSpec, Limiter, Quota, Rule, Source,
 };
 use tidegate::time::{Clock, Timestamp};
 
@@ -42,15 +41,7 @@ fn limit(name: &str) -> Limit {
     let part = KeyPart::new(Source::Header("x-api-key".into()), false);
     let rate = "1000000/s".parse().unwrap_or_else(|_| unreachable!());
     let quota = Quota::try_new(rate, 1_000_000).unwrap_or_else(|| unreachable!());
-    Limit::new(LimitSpec {
-        name: name.into(),
-        rule: Rule { key: vec![part], ..Rule::default() },
-        quota,
-        cost: Tokens::from_micros(Tokens::MICRO),
-        overrides: Default::default(),
-        mode: Mode::Enforce,
-        expose: true,
-    })
+    Limit::new(LimitSpec::new(name, Rule { key: vec![part], ..Rule::default() }, quota))
 }
 
 fn limiter(limits: usize) -> Limiter<Alone> {

@@ -55,8 +55,8 @@ pub(super) fn limit(limit: &Limit, buckets: u64) -> pb::Limit {
         }
         .into(),
         mode: mode(limit.mode()).into(),
-        cost: limit.cost().as_f64(),
-        cost_micros: limit.cost().micros(),
+        cost: limit.cost().most().as_f64(),
+        cost_micros: limit.cost().most().micros(),
         expose: limit.exposed(),
         overrides: u32::try_from(limit.overrides()).unwrap_or(u32::MAX),
         buckets,

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,19 +17,23 @@ use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
 use crate::admin::{AdminServer, AdminService, HttpServer, Pages, Status};
-use crate::config::Config;
+use crate::config::{Config, Source, Watch, reload::Status as ConfigStatus};
 use crate::discovery::{self, Discovery};
 use crate::peer::{self, Mesh, MeshHandle, Replica, Surroundings};
 use crate::proxy::{self, Proxy};
 use crate::replication::{Companion, ReplicatedLimiter};
-use crate::runtime::{Drain, DrainControl, Failure, Gate, OnExit, Readiness, Stage, Supervisor};
+use crate::runtime::{
+    Drain, DrainControl, Failure, Gate, Hangups, OnExit, Readiness, Stage, Supervisor,
+};
 use crate::telemetry::{self, log};
 use crate::time::Clock;
 
 mod cluster;
 mod metrics;
+mod reload;
 
 use cluster::MeshCluster;
+use reload::{Reload, Report};
 
 /// How often full and idle buckets are looked for, at most.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -73,11 +78,13 @@ pub struct Handle {
     pub proxy: proxy::Metrics,
     /// Which gates are still shut.
     pub readiness: Readiness,
+    /// How the configuration came about.
+    pub config: watch::Receiver<ConfigStatus>,
 }
 
 /// A replica whose sockets are bound and that does not serve yet.
 pub struct App {
-    config: Config,
+    config: Arc<Config>,
     clock: Clock,
     handle: Handle,
     proxy: Proxy<Companion>,
@@ -91,6 +98,8 @@ pub struct App {
     failures: mpsc::UnboundedReceiver<Failure>,
     gates: Gates,
     name: String,
+    report: Report,
+    file: Option<(Watch, Hangups)>,
     log: Option<log::Control>,
 }
 
@@ -117,6 +126,7 @@ impl App {
             Companion::default(),
         ));
         metrics::register(metrics.registry(), &limiter);
+        let report = Report::register(metrics.registry(), &config);
 
         let (http, telemetry_address) =
             HttpServer::bind(config.telemetry.listen).context("telemetry")?;
@@ -167,7 +177,13 @@ impl App {
 
         let readiness = Readiness::new();
         let gates = Gates { start: readiness.gate("start"), join: readiness.gate("join") };
-        let handle = Handle { mesh: mesh.handle(), limiter, proxy: proxy_metrics, readiness };
+        let handle = Handle {
+            mesh: mesh.handle(),
+            limiter,
+            proxy: proxy_metrics,
+            readiness,
+            config: report.status(),
+        };
         let bound = Addresses {
             proxy: proxy_address,
             peer: peer_address,
@@ -175,7 +191,7 @@ impl App {
             telemetry: telemetry_address,
         };
         let app = Self {
-            config,
+            config: Arc::new(config),
             clock,
             handle,
             proxy,
@@ -189,6 +205,8 @@ impl App {
             failures,
             gates,
             name: options.name,
+            report,
+            file: None,
             log: None,
         };
         Ok((app, bound))
@@ -198,6 +216,19 @@ impl App {
     #[must_use]
     pub fn with_log(self, log: log::Control) -> Self {
         Self { log: Some(log), ..self }
+    }
+
+    /// Follows the file at `path`, from which the configuration was read: its
+    /// changes take effect as [`config::reload`](crate::config::reload) says,
+    /// within a few seconds, and at once on SIGHUP.
+    ///
+    /// # Errors
+    /// If SIGHUP cannot be listened for.
+    pub fn following(mut self, path: impl Into<PathBuf>) -> anyhow::Result<Self> {
+        let hangups = Hangups::listen().context("cannot listen for SIGHUP")?;
+        let hash = self.config.hash().unwrap_or_default();
+        self.file = Some((Watch::new(Source::new(path), hash), hangups));
+        Ok(self)
     }
 
     /// What others may hold of it.
@@ -235,6 +266,17 @@ impl App {
         let sweeper = sweep(Arc::clone(&handle.limiter), self.clock.clone(), idle, drain.clone());
         supervisor.spawn("sweeper", OnExit::Fail, sweeper);
 
+        if let Some((file, hangups)) = self.file {
+            let reload = Reload {
+                started: Arc::clone(&config),
+                limiter: Arc::clone(&handle.limiter),
+                tuner: self.proxy.tuner(),
+                mesh: handle.mesh.clone(),
+                clock: self.clock.clone(),
+                report: self.report,
+            };
+            supervisor.spawn("reload", OnExit::Fail, reload.run(file, hangups, drain.clone()));
+        }
         let proxy = self.proxy.start(&supervisor, drain.clone()).context("proxy")?;
         start.open();
         let mesh = handle.mesh.clone();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{Exit, print, say};
 use crate::config::{self, Config};
-use crate::limiter::Mode;
+use crate::limiter::{Cost, Mode};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -53,13 +53,21 @@ fn summary(config: &Config) -> String {
             "\n  {}: rate {}, burst {burst}, cost {}, key {key}, mode {mode}",
             limit.name(),
             quota.rate(),
-            limit.cost(),
+            cost(limit.cost()),
         );
         if limit.overrides() > 0 {
             let _ = write!(out, ", {} override(s)", limit.overrides());
         }
     }
     out
+}
+
+fn cost(cost: &Cost) -> String {
+    match cost {
+        Cost::Fixed(cost) => cost.to_string(),
+        Cost::Cases(_) => format!("by case, {} at most", cost.most()),
+        Cost::Header { name, max } => format!("as header:{name} says, {max} at most"),
+    }
 }
 
 #[cfg(test)]

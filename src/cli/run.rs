@@ -60,7 +60,7 @@ pub(super) fn run(args: &Args, format: LogFormat) -> anyhow::Result<Exit> {
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(config, args.workers, log))?;
+    runtime.block_on(serve(config, args, log))?;
     Ok(Exit::Done)
 }
 
@@ -73,16 +73,12 @@ fn load(args: &Args) -> Result<Config, LoadError> {
     }
 }
 
-async fn serve(
-    config: Config,
-    workers: Option<NonZeroUsize>,
-    log: log::Control,
-) -> anyhow::Result<()> {
+async fn serve(config: Config, args: &Args, log: log::Control) -> anyhow::Result<()> {
     // Before anything is bound, so that no signal is lost.
     let mut signals = Signals::listen().context("cannot listen for signals")?;
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let options = Options {
-        workers: workers.map_or(cores.min(MAX_WORKERS), NonZeroUsize::get),
+        workers: args.workers.map_or(cores.min(MAX_WORKERS), NonZeroUsize::get),
         name: name(),
         ip: std::env::var("POD_IP").ok().and_then(|ip| ip.parse::<IpAddr>().ok()),
         addresses: None,
@@ -94,7 +90,10 @@ async fn serve(
         upstream = %config.proxy.upstream,
         "starting"
     );
-    let (app, addresses) = App::bind(config, options)?;
+    let (mut app, addresses) = App::bind(config, options)?;
+    if let Some(file) = args.config.as_ref().filter(|_| args.upstream.is_none()) {
+        app = app.following(file)?;
+    }
     announce(&addresses);
     let (sender, stop) = mpsc::channel(2);
     let app = app.with_log(log).run(stop);

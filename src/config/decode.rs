@@ -17,7 +17,7 @@ use crate::settings::NOT_SUPPORTED;
 pub(super) const MAX_PROBLEMS: usize = 1000;
 
 /// Settings of later versions, which are more than an unknown name.
-const LATER: [&str; 3] = ["cors", "tls", "was"];
+const LATER: [&str; 1] = ["tls"];
 
 /// Decodes `node`; `None` if a problem left nothing to decode. Every problem is
 /// added to `problems`.

@@ -59,6 +59,7 @@ pub fn from_flags(upstream: &str, limits: &[String]) -> Result<Config, LoadError
             admin: admin::Config::default(),
             telemetry: telemetry::Config::default(),
             compiled: LimitSet::new(compiled),
+            hash: None,
         }),
         _ => Err(LoadError::new("command line", problems)),
     }

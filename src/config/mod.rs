@@ -14,6 +14,8 @@ mod decode;
 mod env;
 mod flags;
 mod problem;
+pub mod reload;
+mod source;
 mod suggest;
 #[cfg(test)]
 mod tests;
@@ -22,6 +24,7 @@ mod tree;
 use decode::{MAX_PROBLEMS, decode, refuse_unknown};
 pub use flags::from_flags;
 pub use problem::{LoadError, Place, Problem};
+pub use source::{Look, Reading, Source, Watch};
 use tree::{Content, Node};
 
 use crate::limiter::config::{LimitConfig, LimiterConfig};
@@ -52,6 +55,9 @@ pub struct Config {
     pub telemetry: telemetry::Config,
     #[schemars(skip)]
     compiled: LimitSet,
+    /// Of the file; none for flags.
+    #[schemars(skip)]
+    hash: Option<String>,
 }
 
 const SECTIONS: [&str; 6] = ["proxy", "limiter", "limits", "replication", "admin", "telemetry"];
@@ -60,6 +66,12 @@ impl Config {
     /// The limits, ready to be checked.
     pub fn limits(&self) -> LimitSet {
         self.compiled.clone()
+    }
+
+    /// A hash of the file it was read from, 32 hexadecimal digits; `None` for
+    /// flags.
+    pub fn hash(&self) -> Option<&str> {
+        self.hash.as_deref()
     }
 
     /// The JSON Schema of the file, for editors.
@@ -73,18 +85,7 @@ impl Config {
 /// # Errors
 /// If the file cannot be read, or with everything that is wrong with it.
 pub fn load(path: &Path, env: &dyn Fn(&str) -> Option<String>) -> Result<Config, LoadError> {
-    let name = path.display().to_string();
-    let whole = |place: Option<Place>, message: String| {
-        LoadError::new(&name, vec![Problem { place, path: String::new(), message }])
-    };
-    let bytes = std::fs::read(path).map_err(|e| whole(None, format!("cannot be read: {e}")))?;
-    let text = std::str::from_utf8(&bytes).map_err(|error| {
-        let valid = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
-        let line = valid.bytes().filter(|b| *b == b'\n').count() + 1;
-        let column = valid.chars().rev().take_while(|c| *c != '\n').count() + 1;
-        whole(Some(Place { line, column }), "is not UTF-8 text".to_owned())
-    })?;
-    parse(&name, text, env)
+    Source::new(path).read().parse(env)
 }
 
 /// Reads the configuration in `text`, which problems call `name`.
@@ -97,6 +98,7 @@ pub fn parse(
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Config, LoadError> {
     let mut problems = Vec::new();
+    let hash = source::hash(text.as_bytes());
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let config = match tree::parse(text, env, &mut problems) {
         Ok(root) => assemble(&root, &mut problems),
@@ -111,7 +113,7 @@ pub fn parse(
         problems.push(Problem { place: None, path: String::new(), message });
     }
     match config {
-        Some(config) if problems.is_empty() => Ok(config),
+        Some(config) if problems.is_empty() => Ok(Config { hash: Some(hash), ..config }),
         _ => Err(LoadError::new(name, problems)),
     }
 }
@@ -123,7 +125,11 @@ fn assemble(root: &Node, problems: &mut Vec<Problem>) -> Option<Config> {
     }
     refuse_unknown(root, &SECTIONS, problems);
     let proxy: Option<proxy::Config> = match root.field("proxy") {
-        Some(node) => decode(node, problems),
+        Some(node) => {
+            let proxy = decode(node, problems);
+            report(node, proxy.as_ref().map(proxy::Config::faults).unwrap_or_default(), problems);
+            proxy
+        }
         None => {
             problems.push(root.problem_at(&["proxy".into(), "upstream".into()], "is required"));
             None
@@ -135,7 +141,8 @@ fn assemble(root: &Node, problems: &mut Vec<Problem>) -> Option<Config> {
     let telemetry = section(root, "telemetry", problems, |_: &telemetry::Config| Vec::new());
     let ipv6_prefix =
         proxy.as_ref().map_or(proxy::Config::default_ipv6_prefix(), |proxy| proxy.ipv6_prefix);
-    let (limits, compiled) = limits(root, ipv6_prefix, problems);
+    let has_proxies = proxy.as_ref().is_none_or(|proxy| !proxy.trusted_proxies.is_empty());
+    let (limits, compiled) = limits(root, ipv6_prefix, has_proxies, problems);
     Some(Config {
         proxy: proxy?,
         limiter: limiter?,
@@ -144,6 +151,7 @@ fn assemble(root: &Node, problems: &mut Vec<Problem>) -> Option<Config> {
         admin: admin?,
         telemetry: telemetry?,
         compiled: LimitSet::new(compiled),
+        hash: None,
     })
 }
 
@@ -163,6 +171,7 @@ fn section<'t, T: Default + serde::Deserialize<'t>>(
 fn limits(
     root: &Node,
     ipv6_prefix: u8,
+    has_proxies: bool,
     problems: &mut Vec<Problem>,
 ) -> (Vec<LimitConfig>, Vec<Limit>) {
     let (mut configs, mut compiled) = (Vec::new(), Vec::new());
@@ -171,6 +180,7 @@ fn limits(
         problems.push(list.problem("expected a list of limits"));
     }
     let mut names: Vec<(String, &Node)> = Vec::new();
+    let mut nodes = Vec::new();
     for node in list.elements() {
         let Some(config) = decode::<LimitConfig>(node, problems) else { continue };
         match config.compile(ipv6_prefix) {
@@ -186,7 +196,28 @@ fn limits(
                 None => names.push((name.0.clone(), node)),
             }
         }
+        if config.cost.is_from_header() && !has_proxies {
+            let message = "a cost from a header needs `proxy.trusted_proxies`: \
+                           any client could write the header";
+            problems.push(node.problem_at(&["cost".into()], message));
+        }
+        nodes.push(node);
         configs.push(config);
+    }
+    for (config, node) in configs.iter().zip(&nodes) {
+        let Some(was) = &config.was else { continue };
+        // Each set of buckets belongs to one limit.
+        let owner = configs.iter().zip(&nodes).find(|(other, of)| {
+            let first = other.was.as_ref().or(other.name.as_ref());
+            !std::ptr::eq(*of, node) && first.is_some_and(|first| first == was)
+        });
+        if let Some((_, of)) = owner {
+            let message = format!("the buckets of `{}` are those of {}", was.0, of.path);
+            problems.push(node.problem_at(&["was".into()], message));
+        }
+    }
+    if configs.len() > LimitSet::MAX {
+        problems.push(list.problem(format!("more than {} limits", LimitSet::MAX)));
     }
     (configs, compiled)
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::limiter::{KeyBuf, Missing, Mode, Source};
+use crate::limiter::{Condition, Cost, KeyBuf, Missing, Mode, Source, Tokens};
 use crate::proxy::{HeaderStyle, Upstream};
 use crate::{admin, discovery, peer, telemetry};
 
@@ -48,6 +48,7 @@ proxy:
   proxy_protocol: false
   ipv6_prefix: 64
   headers: standard
+  cors: { allow_origins: [], allow_credentials: false }
   timeouts: { header: 10s, idle: 75s, connect: 2s, response: 60s }
   max: { header_bytes: 64KiB, headers: 100, body: none, connections: 10000, streams: 200 }
   drain_delay: 5s
@@ -57,6 +58,7 @@ limiter:
   idle_expiry: 10s
 limits:
   - name: per-client
+    was:
     match: { path: /api/, methods: [GET, POST], host: api.example.com, headers: { x-env: prod } }
     exempt: [ { path: /api/health }, { cidrs: [10.1.0.0/16] } ]
     key: [client_ip]
@@ -338,21 +340,16 @@ fn cf_g11_a_pattern_that_would_be_inert_is_refused() {
 #[test]
 fn what_a_later_version_brings_is_refused_by_name() {
     for (fields, path) in [
-        ("was: b", "was"),
         ("max_wait: 1s", "max_wait"),
         ("partition: strict", "partition"),
         ("partition: open", "partition"),
         ("key: [jwt:sub]", "key[0]"),
         ("key: [{ jwt: sub }]", "key[0]"),
-        ("cost: { header: x-cost, max: 10 }", "cost"),
-        ("cost: [{ match: {}, cost: 5 }]", "cost"),
     ] {
         let lines = limit_faults(&format!("{{ name: a, rate: 1/s, {fields} }}"));
         one_fault(&lines, &[&format!("limits[0].{path}: "), "not supported by this version"]);
     }
     for (section, fields, path) in [
-        ("proxy", "proxy_protocol: true", "proxy.proxy_protocol"),
-        ("proxy", "cors: { origins: ['*'] }", "proxy.cors"),
         ("proxy", "tls: { cert: a }", "proxy.tls"),
         ("replication", "tls: { cert: a, key: b, ca: c }", "replication.tls"),
         ("replication", "expected_replicas: 3", "replication.expected_replicas"),
@@ -367,6 +364,121 @@ fn what_a_later_version_brings_is_refused_by_name() {
         one_fault(&lines, &[&format!("{path}: "), "not supported by this version"]);
     }
     one_fault(&faults("proxy: { upstream: https://a }"), &["proxy.upstream: ", "not supported"]);
+}
+
+/// The error lines of a file with these limits behind a trusted proxy.
+fn behind_proxy(limits: &str) -> Result<Config, Vec<String>> {
+    let text = format!(
+        "proxy: {{ upstream: http://a, trusted_proxies: [10.0.0.0/8] }}\nlimits:\n{limits}\n"
+    );
+    parse("t.yaml", &text, &no_env)
+        .map_err(|error| error.to_string().lines().map(str::to_owned).collect())
+}
+
+#[test]
+fn a_cost_has_three_forms() {
+    let cost = |fields: &str| {
+        let config = behind_proxy(&format!("- {{ name: a, rate: 10/s, cost: {fields} }}"));
+        config.map(|config| config.limits().find("a").unwrap().1.cost().clone())
+    };
+    let tokens = |whole| Tokens::from_whole(whole).unwrap();
+    assert_eq!(cost("3").unwrap(), Cost::Fixed(tokens(3)));
+    let Cost::Cases(cases) =
+        cost("[{ match: { methods: [POST] }, cost: 5 }, { cost: 2 }]").unwrap()
+    else {
+        panic!("not a list")
+    };
+    assert_eq!(cases[0].0.methods, ["POST"]);
+    assert_eq!((cases[0].1, cases[1].1), (tokens(5), tokens(2)));
+    assert_eq!(cases[1].0, Condition::default());
+    assert_eq!(
+        cost("{ header: X-Cost, max: 10 }").unwrap(),
+        Cost::Header { name: "x-cost".into(), max: tokens(10) }
+    );
+    for (fields, words) in [
+        ("11", &["limits[0].rate: ", "each costs 11, above the burst of 10"][..]),
+        ("[{ cost: 1 }, { cost: 11 }]", &["limits[0].rate: ", "cost[1]", "it costs 11"]),
+        ("{ header: x, max: 11 }", &["limits[0].rate: ", "the max of 11"]),
+        ("[{ cost: 0 }]", &["limits[0].cost[0].cost: `0`"]),
+        ("[{ match: { path: '/a/*' }, cost: 1 }]", &["limits[0].cost[0].match.path: "]),
+        ("[{ match: {} }]", &["limits[0].cost[0].cost: is required"]),
+        ("[{ when: {}, cost: 1 }]", &["limits[0].cost[0].when: unknown field"]),
+        ("[7]", &["limits[0].cost[0]: expected a map, found `7`"]),
+        ("{ header: x }", &["limits[0].cost.max: is required"]),
+        ("{ max: 1 }", &["limits[0].cost.header: is required"]),
+        ("{ header: 'a b', max: 1 }", &["limits[0].cost.header: `a b`"]),
+        ("{ header: x, max: -1 }", &["limits[0].cost.max: `-1`"]),
+        ("{ header: x, maximum: 1 }", &["limits[0].cost.maximum: unknown"]),
+        ("1.5", &["limits[0].cost: `1.5`"]),
+    ] {
+        let lines = cost(fields).unwrap_err();
+        assert!(lines.len() <= 2, "{fields}: {lines:#?}");
+        for word in words {
+            assert!(lines.iter().any(|line| line.contains(word)), "{fields}: {lines:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_cost_from_a_header_takes_a_proxy_to_trust() {
+    let limit = "{ name: a, rate: 10/s, cost: { header: x-cost, max: 10 } }";
+    one_fault(&limit_faults(limit), &["limits[0].cost: ", "needs `proxy.trusted_proxies`"]);
+    assert!(behind_proxy(&format!("- {limit}")).is_ok());
+}
+
+#[test]
+fn a_renamed_limit_names_its_first_name() {
+    let config = limit("{ name: b, was: a, rate: 1/s }");
+    let limits = config.limits();
+    let (_, b) = limits.find("b").unwrap();
+    assert_eq!((b.name(), b.identity()), ("b", "a"));
+    let fresh = limit("{ name: a, rate: 9/s }").limits();
+    assert_eq!(b.bucket_id(b"k"), fresh.find("a").unwrap().1.bucket_id(b"k"));
+    one_fault(&limit_faults("{ name: a, was: a, rate: 1/s }"), &["limits[0].was: "]);
+    one_fault(&limit_faults("{ name: a, was: 'b c', rate: 1/s }"), &["limits[0].was: "]);
+    let two = |first: &str, second: &str| {
+        behind_proxy(&format!("- {{ {first}, rate: 1/s }}\n- {{ {second}, rate: 1/s }}"))
+    };
+    let lines = two("name: a", "name: b, was: a").unwrap_err();
+    one_fault(&lines, &["limits[1].was: the buckets of `a` are those of limits[0]"]);
+    assert!(two("name: a, was: b", "name: b, was: a").is_ok(), "two that swap their names");
+    assert!(two("name: a, was: x", "name: b, was: a").is_ok());
+}
+
+#[test]
+fn overrides_of_a_renamed_limit_name_the_buckets_it_adopted() {
+    let config =
+        limit("{ name: b, was: a, rate: 5/s, overrides: [{ key: [203.0.113.7], rate: 50/s }] }");
+    let limits = config.limits();
+    let (_, b) = limits.find("b").unwrap();
+    let key = b.rule().key_from_text(&["203.0.113.7"], 64).unwrap();
+    assert_eq!(b.quota(b.bucket_id(key.as_bytes())).burst().whole(), 50);
+}
+
+#[test]
+fn settings_of_the_proxy_that_need_another_say_so() {
+    let proxy = |fields: &str| faults(&format!("proxy: {{ upstream: http://a, {fields} }}"));
+    one_fault(&proxy("proxy_protocol: true"), &["1:46: proxy.proxy_protocol: needs `trusted_"]);
+    one_fault(&proxy("proxy_protocol: maybe"), &["proxy.proxy_protocol: expected true or false"]);
+    one_fault(
+        &proxy("proxy_protocol: true, trusted_proxies: [x]"),
+        &["proxy.trusted_proxies[0]: `x` is not a network"],
+    );
+    one_fault(
+        &proxy("cors: { allow_origins: ['*'], allow_credentials: true }"),
+        &["proxy.cors.allow_credentials: ", "list the origins"],
+    );
+    one_fault(&proxy("cors: { allow_origins: [a.example] }"), &["proxy.cors.allow_origins[0]: "]);
+    one_fault(
+        &proxy("cors: { origins: [] }"),
+        &["proxy.cors.origins: ", "there are `allow_origins`"],
+    );
+    let config = good(
+        "proxy: { upstream: http://a, proxy_protocol: true, trusted_proxies: [10.0.0.1],
+           cors: { allow_origins: [https://a.example, '*'] } }",
+    );
+    assert!(config.proxy.proxy_protocol);
+    assert_eq!(config.proxy.cors.allow_origins[0].to_string(), "https://a.example");
 }
 
 #[test]

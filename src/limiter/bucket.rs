@@ -97,6 +97,33 @@ impl TokenBucket {
         Tokens::from_micros(held.saturating_sub(wanted))
     }
 
+    /// Passes from `old` to `new`, which is in force from `since` on. What was
+    /// spent stays: the deficit is kept in tokens,
+    /// `L' = clamp(b' - (b - L), min(L, 0), b')`, so that a smaller burst makes
+    /// no debt that was not there, and a larger one gives what it has more.
+    pub fn change_quota(&mut self, old: &Quota, new: &Quota, since: Timestamp) {
+        if old == new {
+            return;
+        }
+        self.advance(old, since);
+        let deficit = old.burst().micros().saturating_sub(self.level);
+        let burst = new.burst().micros();
+        // The lower bound is at most zero and so never above the burst.
+        let lowest = self.level.min(0);
+        self.level = burst.saturating_sub(deficit).clamp(lowest, burst);
+        if old.rate() != new.rate() || self.level == burst {
+            // Parts of a micro-token, counted in units of the old rate.
+            self.carry = 0;
+        }
+    }
+
+    /// Passes to `new` from a quota that is not known any more: gives nothing,
+    /// and takes only what the new burst cannot hold.
+    pub fn adopt_quota(&mut self, new: &Quota) {
+        self.level = self.level.min(new.burst().micros());
+        self.carry = 0;
+    }
+
     /// When `cost` will be there, if nobody else spends.
     pub fn due(&self, quota: &Quota, cost: Tokens) -> Due {
         if cost > quota.burst() || quota.rate().is_blocked() {
@@ -223,6 +250,64 @@ mod tests {
         for n in 0..240 {
             bucket.advance(&quota, Timestamp::from_millis(n * 500));
             assert!(bucket.try_take(T(1)));
+        }
+    }
+
+    #[test]
+    fn a_changed_quota_keeps_the_deficit_in_tokens() {
+        // Burst and level before, burst and level after.
+        for (b, level, b_new, level_new) in [
+            (5, 0, 50, 45),
+            (5, 5, 50, 50),
+            (5, 3, 10, 8),
+            (50, 25, 3, 0),
+            (100, 80, 50, 30),
+            (10, -4, 20, 6),
+            (20, 6, 10, 0),
+            (10, -4, 10, -4),
+            (10, -4, 3, -4),
+            (5, 2, 0, 0),
+            (0, 0, 5, 5),
+        ] {
+            let at = |b| quota(if b == 0 { "0/h" } else { "7/h" }, b);
+            let mut bucket =
+                TokenBucket { level: level * Tokens::MICRO, at: Timestamp::ZERO, carry: 0 };
+            // Another rate, so that the change is one even with the same burst.
+            let new = quota(if b_new == 0 { "0/s" } else { "9/h" }, b_new);
+            bucket.change_quota(&at(b), &new, Timestamp::ZERO);
+            let expected = level_new * Tokens::MICRO;
+            assert_eq!(bucket.level, expected, "{level} of {b} under {b_new}");
+        }
+    }
+
+    #[test]
+    fn a_quota_counts_from_its_own_moment_on() {
+        let (slow, fast) = (quota("1/s", 10), quota("4/s", 20));
+        let mut bucket = TokenBucket::with_level(&slow, T(0), Timestamp::ZERO);
+        bucket.change_quota(&slow, &fast, Timestamp::from_millis(2000));
+        assert_eq!(bucket.level(), T(12));
+        bucket.advance(&fast, Timestamp::from_millis(3000));
+        assert_eq!(bucket.level(), T(16));
+    }
+
+    proptest! {
+        #[test]
+        fn any_change_of_quota_leaves_a_valid_bucket(
+            (b, level, b_new) in (1..1000i64, -3000..1000i64, 1..1000i64),
+            (n, n_new) in (1..1000u64, 1..1000u64),
+            nanos in 0..5_000_000_000u64,
+        ) {
+            let old = quota(&format!("{n}/3s"), b as u64);
+            let new = quota(&format!("{n_new}/7s"), b_new as u64);
+            let level = level.min(b) * Tokens::MICRO;
+            let mut bucket = TokenBucket { level, at: Timestamp::ZERO, carry: 0 };
+            bucket.advance(&old, Timestamp::from_nanos(nanos / 2));
+            let before = bucket.level;
+            bucket.change_quota(&old, &new, Timestamp::from_nanos(nanos / 2));
+            prop_assert!(bucket.is_valid(&new));
+            prop_assert!(bucket.level >= before.min(0), "no debt is made");
+            let deficit = |quota: &Quota, level: i64| quota.burst().micros() - level;
+            prop_assert!(deficit(&new, bucket.level) <= deficit(&old, before), "nothing is taken");
         }
     }
 

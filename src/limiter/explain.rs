@@ -41,6 +41,8 @@ pub enum Applicability {
         exists: bool,
         /// The bucket's level before the request.
         level: Tokens,
+        /// What the request costs there.
+        cost: Tokens,
         /// The index in [`Decision::checks`]; none if another limit refuses the
         /// request for a missing part, so that no bucket is asked.
         check: Option<usize>,
@@ -53,8 +55,8 @@ pub enum Applicability {
     Denied(usize),
 }
 
-/// Copies of buckets, made when they are first asked for.
-struct Trial<S>(Vec<(BucketId, Slot<S>)>);
+/// Copies of buckets with their quotas, made when they are first asked for.
+struct Trial<S>(Vec<(BucketId, Slot<S>, Quota)>);
 
 impl<S: Clone> Trial<S> {
     fn slot<C: Companion<State = S>>(
@@ -62,20 +64,21 @@ impl<S: Clone> Trial<S> {
         limiter: &Limiter<C>,
         charge: &Charge<'_>,
         now: Timestamp,
-    ) -> &mut Slot<S> {
-        let known = self.0.iter().position(|(id, _)| *id == charge.bucket);
-        let index = known.unwrap_or_else(|| {
-            let copy = limiter.store.with_existing(charge.bucket, |slot| slot.clone());
-            let slot = copy.unwrap_or_else(|| {
-                let (limit, quota) = (charge.limit, charge.limit.quota(charge.bucket));
-                let start =
-                    limiter.floors.would_start(charge.index, limit.default_quota(), quota, now);
-                Slot::new(charge.index, start, None, 0)
+    ) -> (&mut Slot<S>, Quota) {
+        let (id, index, limit) = (charge.bucket, charge.index, charge.limit);
+        let known = self.0.iter().position(|(known, _, _)| *known == id);
+        let at = known.unwrap_or_else(|| {
+            let copy = limiter.with_existing(id, |slot, quota| (slot.clone(), *quota));
+            let (slot, quota) = copy.unwrap_or_else(|| {
+                let quota = *limit.quota(id);
+                let start = limiter.floors.would_start(index, limit, &quota, now);
+                (Slot::new(index, limit.revision(), start, None, 0), quota)
             });
-            self.0.push((charge.bucket, slot));
+            self.0.push((id, slot, quota));
             self.0.len() - 1
         });
-        &mut self.0[index].1
+        let (_, slot, quota) = &mut self.0[at];
+        (slot, *quota)
     }
 }
 
@@ -85,9 +88,10 @@ impl<C: Companion> Ground<C> for Trial<C::State> {
         limiter: &Limiter<C>,
         charge: &Charge<'_>,
         now: Timestamp,
-        f: impl FnOnce(&mut Slot<C::State>) -> R,
+        f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
     ) -> R {
-        f(self.slot(limiter, charge, now))
+        let (slot, quota) = self.slot(limiter, charge, now);
+        f(slot, &quota)
     }
 
     fn happened(
@@ -114,13 +118,14 @@ impl<C: Companion> Limiter<C> {
             let applicability = match Part::of(index, limit, request) {
                 Part::Charged(charge) => {
                     let exists = self.store.with_existing(charge.bucket, |_| ()).is_some();
-                    let slot = trial.slot(self, &charge, now);
-                    self.companion.advance(slot, limit.quota(charge.bucket), now);
+                    let (slot, quota) = trial.slot(self, &charge, now);
+                    self.companion.advance(slot, &quota, now);
                     let applies = Applicability::Applies {
                         key: charge.key.as_bytes().to_vec(),
                         bucket: charge.bucket,
                         exists,
                         level: slot.bucket.level(),
+                        cost: charge.cost,
                         check: Some(charges.len()),
                     };
                     charges.push(charge);
@@ -159,7 +164,7 @@ mod tests {
 
     use super::super::testing::FakeRequest;
     use super::super::{
-        Alone, Check, Condition, Field, KeyPart, Limit, LimitSet, LimitSpec, Missing, Mode,
+        Alone, Check, Condition, Cost, Field, KeyPart, Limit, LimitSet, LimitSpec, Missing, Mode,
         PathPattern, Rule, Source,
     };
     use super::*;
@@ -167,15 +172,9 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_millis(1_000_000);
 
     fn limit(name: &str, burst: u64, cost: u64, rule: Rule) -> LimitSpec {
-        LimitSpec {
-            name: name.into(),
-            rule,
-            quota: Quota::try_new("3/s".parse().unwrap(), burst).unwrap(),
-            cost: Tokens::from_whole(cost).unwrap(),
-            overrides: Default::default(),
-            mode: Mode::Enforce,
-            expose: true,
-        }
+        let quota = Quota::try_new("3/s".parse().unwrap(), burst).unwrap();
+        let cost = Cost::Fixed(Tokens::from_whole(cost).unwrap());
+        LimitSpec { cost, ..LimitSpec::new(name, rule, quota) }
     }
 
     fn by(source: Source, missing: Missing) -> Rule {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::bucket::TokenBucket;
-use super::limit::LimitIndex;
+use super::limit::{Limit, LimitIndex, LimitSet};
 use super::quota::Quota;
 use super::tokens::Tokens;
 use crate::time::Timestamp;
@@ -20,40 +20,59 @@ use crate::time::Timestamp;
 #[derive(Debug, Default)]
 pub(super) struct Floors {
     any: AtomicBool,
-    low: Mutex<BTreeMap<LimitIndex, TokenBucket>>,
+    low: Mutex<BTreeMap<LimitIndex, Floor>>,
+}
+
+/// The floor of one limit, under the quota that its revision had.
+#[derive(Debug)]
+struct Floor {
+    bucket: TokenBucket,
+    revision: u32,
 }
 
 impl Floors {
     /// A bucket of `limit` was dropped at `level`.
-    pub(super) fn lower(&self, limit: LimitIndex, level: Tokens, quota: &Quota, now: Timestamp) {
+    pub(super) fn lower(&self, index: LimitIndex, limit: &Limit, level: Tokens, now: Timestamp) {
+        let quota = limit.default_quota();
         let mut low = self.lock();
-        let floor = low.entry(limit).or_insert_with(|| TokenBucket::full(quota, now));
-        floor.advance(quota, now);
-        if level < floor.level() {
-            *floor = TokenBucket::with_level(quota, level, now);
+        let floor = low.entry(index).or_insert_with(|| Floor {
+            bucket: TokenBucket::full(quota, now),
+            revision: limit.revision(),
+        });
+        // A caller that a reload has overtaken knows only the level.
+        if floor.revision == limit.revision() {
+            floor.bucket.advance(quota, now);
+        }
+        if level < floor.bucket.level() {
+            floor.bucket = TokenBucket::with_level(quota, level, now);
         }
         self.any.store(true, Ordering::Release);
     }
 
-    /// A new bucket of `limit`: as full as its floor allows.
+    /// A new bucket of `limit` with this quota: as full as the floor allows.
     pub(super) fn start(
         &self,
-        limit: LimitIndex,
-        default: &Quota,
+        index: LimitIndex,
+        limit: &Limit,
         quota: &Quota,
         now: Timestamp,
     ) -> TokenBucket {
         if !self.any.load(Ordering::Acquire) {
             return TokenBucket::full(quota, now);
         }
+        let default = limit.default_quota();
         let mut low = self.lock();
-        let Some(floor) = low.get_mut(&limit) else { return TokenBucket::full(quota, now) };
-        floor.advance(default, now);
-        let level = floor.level();
+        let Some(floor) = low.get_mut(&index) else { return TokenBucket::full(quota, now) };
+        if floor.revision != limit.revision() {
+            // Overtaken by a reload: the floor stands under another quota.
+            return TokenBucket::with_level(quota, floor.bucket.level(), now);
+        }
+        floor.bucket.advance(default, now);
+        let level = floor.bucket.level();
         if level < default.burst() {
             return TokenBucket::with_level(quota, level, now);
         }
-        low.remove(&limit);
+        low.remove(&index);
         self.any.store(!low.is_empty(), Ordering::Release);
         TokenBucket::full(quota, now)
     }
@@ -61,24 +80,41 @@ impl Floors {
     /// What [`start`](Self::start) would make, without a trace.
     pub(super) fn would_start(
         &self,
-        limit: LimitIndex,
-        default: &Quota,
+        index: LimitIndex,
+        limit: &Limit,
         quota: &Quota,
         now: Timestamp,
     ) -> TokenBucket {
+        let default = limit.default_quota();
         let low = self.lock();
-        let Some(mut floor) = low.get(&limit).copied() else {
-            return TokenBucket::full(quota, now);
-        };
-        floor.advance(default, now);
-        if floor.level() < default.burst() {
-            TokenBucket::with_level(quota, floor.level(), now)
-        } else {
-            TokenBucket::full(quota, now)
+        let Some(floor) = low.get(&index) else { return TokenBucket::full(quota, now) };
+        let mut bucket = floor.bucket;
+        if floor.revision == limit.revision() {
+            bucket.advance(default, now);
+            if bucket.level() >= default.burst() {
+                return TokenBucket::full(quota, now);
+            }
         }
+        TokenBucket::with_level(quota, bucket.level(), now)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<LimitIndex, TokenBucket>> {
+    /// `new` takes the place of `old`: floors keep their deficits, as buckets do.
+    pub(super) fn reload(&self, old: &LimitSet, new: &LimitSet, now: Timestamp) {
+        let mut low = self.lock();
+        low.retain(|index, floor| {
+            let Some(limit) = new.get(*index) else { return false };
+            let quota = limit.default_quota();
+            match old.get(*index).filter(|old| old.revision() == floor.revision) {
+                Some(old) => floor.bucket.change_quota(old.default_quota(), quota, now),
+                None => floor.bucket.adopt_quota(quota),
+            }
+            floor.revision = limit.revision();
+            true
+        });
+        self.any.store(!low.is_empty(), Ordering::Release);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<LimitIndex, Floor>> {
         // Levels are valid whatever a panicking holder did.
         self.low.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::cost::Cost;
 use super::key::{BucketId, IdentitySeed};
 use super::quota::Quota;
 use super::rule::Rule;
-use super::tokens::Tokens;
 
 /// What a limit does with a request for which it has no room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,14 +21,17 @@ pub enum Mode {
 /// Everything a limit is made of; [`Limit::new`] derives the rest.
 #[derive(Clone, Debug)]
 pub struct LimitSpec {
-    /// The limit's identity among all replicas.
+    /// What the limit is called.
     pub name: String,
+    /// Its first name, if it was renamed: by that name replicas and buckets go
+    /// on knowing it, so that a renamed limit keeps what was spent.
+    pub was: Option<String>,
     /// Which requests, and which bucket.
     pub rule: Rule,
     /// The quota of every bucket without an override.
     pub quota: Quota,
-    /// Tokens one request costs.
-    pub cost: Tokens,
+    /// What one request costs.
+    pub cost: Cost,
     /// Other quotas for single buckets.
     pub overrides: HashMap<BucketId, Quota>,
     /// Refuse, or only report.
@@ -37,12 +40,34 @@ pub struct LimitSpec {
     pub expose: bool,
 }
 
+impl LimitSpec {
+    /// A limit that enforces, costs one token a request and has no overrides.
+    pub fn new(name: impl Into<String>, rule: Rule, quota: Quota) -> Self {
+        Self {
+            name: name.into(),
+            was: None,
+            rule,
+            quota,
+            cost: Cost::Fixed(Cost::ONE),
+            overrides: HashMap::new(),
+            mode: Mode::Enforce,
+            expose: true,
+        }
+    }
+
+    /// The name from which bucket identities are derived.
+    pub fn identity(&self) -> &str {
+        self.was.as_deref().unwrap_or(&self.name)
+    }
+}
+
 /// One limit, ready to be checked.
 #[derive(Clone, Debug)]
 pub struct Limit {
     spec: LimitSpec,
     seed: IdentitySeed,
     parts_hash: u64,
+    revision: u32,
 }
 
 impl Limit {
@@ -53,20 +78,32 @@ impl Limit {
         let mut parts_hash = [0; 8];
         parts_hash.copy_from_slice(&hash.as_bytes()[..8]);
         Self {
-            seed: Self::seed(&spec.name, &spec.rule),
+            seed: Self::seed(spec.identity(), &spec.rule),
             parts_hash: u64::from_le_bytes(parts_hash),
+            revision: 0,
             spec,
         }
     }
 
-    /// How a limit of this name and rule derives its buckets' identities.
-    pub fn seed(name: &str, rule: &Rule) -> IdentitySeed {
-        IdentitySeed::new(name, &rule.parts_text())
+    /// How a limit of this [identity](LimitSpec::identity) and rule derives its
+    /// buckets' identities.
+    pub fn seed(identity: &str, rule: &Rule) -> IdentitySeed {
+        IdentitySeed::new(identity, &rule.parts_text())
     }
 
-    /// The limit's identity among all replicas.
+    /// What the limit is called.
     pub fn name(&self) -> &str {
         &self.spec.name
+    }
+
+    /// The name by which replicas and buckets know it: its first one.
+    pub fn identity(&self) -> &str {
+        self.spec.identity()
+    }
+
+    /// Grows by one whenever a reload changes the quota of any of its buckets.
+    pub const fn revision(&self) -> u32 {
+        self.revision
     }
 
     /// Which requests, and which bucket.
@@ -92,9 +129,9 @@ impl Limit {
         self.spec.overrides.len()
     }
 
-    /// Tokens one request costs.
-    pub const fn cost(&self) -> Tokens {
-        self.spec.cost
+    /// What one request costs.
+    pub const fn cost(&self) -> &Cost {
+        &self.spec.cost
     }
 
     /// Refuse, or only report.
@@ -119,31 +156,102 @@ impl Limit {
     }
 }
 
-/// A limit's index in its [`LimitSet`].
+/// A limit's index in its [`LimitSet`], the same for as long as the process
+/// lives: a bucket refers to its limit by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LimitIndex(pub u32);
 
 /// All limits of one configuration, in its order.
+///
+/// A set that [succeeds](Self::succeeding) another keeps its indices: a limit of
+/// the same identity and key parts has the same index, one that is gone leaves
+/// its place empty until it comes back, and a new one gets a new place.
 #[derive(Clone, Debug, Default)]
 pub struct LimitSet {
-    limits: Vec<Arc<Limit>>,
+    places: Vec<Place>,
+    /// The occupied places, in the order of the configuration.
+    order: Vec<LimitIndex>,
 }
 
+/// Where a limit is, or was.
+#[derive(Clone, Debug)]
+struct Place {
+    identity: String,
+    parts_hash: u64,
+    revision: u32,
+    limit: Option<Arc<Limit>>,
+}
+
+/// A process has met more limits than replicas can tell each other of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "more than {} different limits since the start, removed ones included: restart to begin anew",
+    LimitSet::MAX
+)]
+pub struct TooManyLimits;
+
 impl LimitSet {
-    /// The limits in the order of the configuration. Names must differ, which
-    /// loading a configuration guarantees.
+    /// Places at most, empty ones included.
+    pub const MAX: usize = 1000;
+
+    /// The limits in the order of the configuration. Names and identities must
+    /// differ, which loading a configuration guarantees.
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> Self {
-        Self { limits: limits.into_iter().map(Arc::new).collect() }
+        let places: Vec<Place> = limits.into_iter().map(Place::new).collect();
+        let order = (0..places.len()).map(index_of).collect();
+        Self { places, order }
     }
 
-    /// Every limit with its index.
+    /// These limits, at the places that they have in `former`.
+    ///
+    /// # Errors
+    /// If there are too many places then.
+    pub fn succeeding(self, former: &Self) -> Result<Self, TooManyLimits> {
+        let mut places: Vec<Place> =
+            former.places.iter().map(|place| Place { limit: None, ..place.clone() }).collect();
+        let mut order = Vec::with_capacity(self.order.len());
+        for limit in self.order.iter().filter_map(|index| self.get(*index)) {
+            let at = places.iter().position(|place| {
+                place.parts_hash == limit.parts_hash && place.identity == limit.identity()
+            });
+            let at = match at {
+                Some(at) => {
+                    let index = index_of(at);
+                    let same = former.get(index).is_some_and(|old| {
+                        old.spec.quota == limit.spec.quota
+                            && old.spec.overrides == limit.spec.overrides
+                    });
+                    let place = &mut places[at];
+                    if !same {
+                        place.revision = place.revision.wrapping_add(1);
+                    }
+                    let limit = Limit { revision: place.revision, ..limit.clone() };
+                    place.limit = Some(Arc::new(limit));
+                    index
+                }
+                None => {
+                    places.push(Place::new(limit.clone()));
+                    index_of(places.len() - 1)
+                }
+            };
+            order.push(at);
+        }
+        if places.len() > Self::MAX { Err(TooManyLimits) } else { Ok(Self { places, order }) }
+    }
+
+    /// Every limit with its index, in the order of the configuration.
     pub fn iter(&self) -> impl Iterator<Item = (LimitIndex, &Limit)> {
-        self.limits.iter().enumerate().map(|(i, limit)| (LimitIndex(i as u32), limit.as_ref()))
+        self.order.iter().filter_map(|index| Some((*index, self.get(*index)?)))
+    }
+
+    /// What is at each index, from 0 on.
+    pub fn places(&self) -> impl ExactSizeIterator<Item = Option<&Limit>> {
+        self.places.iter().map(|place| place.limit.as_deref())
     }
 
     /// The limit at `index`.
     pub fn get(&self, index: LimitIndex) -> Option<&Limit> {
-        self.limits.get(index.0 as usize).map(Arc::as_ref)
+        self.places.get(index.0 as usize)?.limit.as_deref()
     }
 
     /// The limit called `name`.
@@ -151,13 +259,34 @@ impl LimitSet {
         self.iter().find(|(_, limit)| limit.name() == name)
     }
 
+    /// The limit that replicas know as `identity`.
+    pub fn find_identity(&self, identity: &str) -> Option<(LimitIndex, &Limit)> {
+        self.iter().find(|(_, limit)| limit.identity() == identity)
+    }
+
     /// How many limits there are.
-    pub fn len(&self) -> usize {
-        self.limits.len()
+    pub const fn len(&self) -> usize {
+        self.order.len()
     }
 
     /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.limits.is_empty()
+    pub const fn is_empty(&self) -> bool {
+        self.order.is_empty()
     }
+}
+
+impl Place {
+    fn new(limit: Limit) -> Self {
+        Self {
+            identity: limit.identity().to_owned(),
+            parts_hash: limit.parts_hash,
+            revision: limit.revision,
+            limit: Some(Arc::new(limit)),
+        }
+    }
+}
+
+/// Places are few: see [`LimitSet::MAX`].
+const fn index_of(place: usize) -> LimitIndex {
+    LimitIndex(place as u32)
 }

@@ -8,10 +8,21 @@
 //! - a refused request spends nothing: either every enforcing limit is charged
 //!   or none;
 //! - no code path holds the guards of two buckets at once;
-//! - a bucket that does not exist is a full bucket.
+//! - a bucket that does not exist is a full bucket;
+//! - a bucket's level stands under the quota of its slot's revision, and whoever
+//!   looks at it brings both up to date first, under the same guard.
+//!
+//! # Reload
+//! [`Limiter::reload`] exchanges the limits while requests are decided. A
+//! decision goes by one set of limits from its first rule to its last, but each
+//! bucket by the quota in force when it is touched. What a bucket lacked it
+//! lacks afterwards ([`TokenBucket::change_quota`]): a slot remembers the
+//! revision of its limit, the limiter the set before the present one, and a slot
+//! of an older revision is brought up to date by the first who meets it, or by
+//! the pass over all buckets that a reload ends with.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -21,6 +32,7 @@ use crate::time::Timestamp;
 
 mod bucket;
 pub mod config;
+mod cost;
 mod decision;
 mod explain;
 mod floor;
@@ -36,10 +48,11 @@ mod testing;
 mod tokens;
 
 pub use bucket::{Due, TokenBucket};
+pub use cost::Cost;
 pub use decision::{Check, Decision, Outcome, Verdict};
 pub use explain::{Applicability, Explanation};
 pub use key::{BucketId, KeyBuf, KeyValue};
-pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode};
+pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode, TooManyLimits};
 pub use path::{PathError, PathPattern, normalise};
 pub use quota::{Quota, Rate, RateError};
 pub use request::{Attributes, Client};
@@ -122,22 +135,32 @@ impl Companion for Alone {
 #[derive(Debug)]
 pub struct Limiter<C: Companion> {
     limits: ArcSwap<LimitSet>,
+    former: ArcSwap<Former>,
+    /// Held by a reload, so that there is one at a time.
+    reloading: Mutex<()>,
     store: Store<C::State>,
     floors: Floors,
     evicted: [AtomicU64; 2],
     companion: C,
 }
 
+/// The limits before those in force.
+#[derive(Debug, Default)]
+struct Former {
+    limits: Arc<LimitSet>,
+    until: Timestamp,
+}
+
 /// Where a decision finds its buckets: in the store, or in copies of them, so
 /// that the same steps tell beforehand what would be decided.
 trait Ground<C: Companion> {
-    /// Runs `f` on the bucket of `charge`.
+    /// Runs `f` on the bucket of `charge`, with its quota in force.
     fn at<R>(
         &mut self,
         limiter: &Limiter<C>,
         charge: &Charge<'_>,
         now: Timestamp,
-        f: impl FnOnce(&mut Slot<C::State>) -> R,
+        f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
     ) -> R;
 
     /// Tells the higher layer of `event`, if it is real.
@@ -160,10 +183,10 @@ impl<C: Companion> Ground<C> for Live {
         limiter: &Limiter<C>,
         charge: &Charge<'_>,
         now: Timestamp,
-        f: impl FnOnce(&mut Slot<C::State>) -> R,
+        f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
     ) -> R {
         let key = Some(charge.key.as_bytes());
-        limiter.with_bucket(charge.bucket, charge.index, charge.limit, key, now, f)
+        limiter.with_quota(charge.bucket, charge.index, charge.limit, key, now, f)
     }
 
     fn happened(
@@ -192,6 +215,7 @@ struct Charge<'a> {
     index: LimitIndex,
     limit: &'a Limit,
     bucket: BucketId,
+    cost: Tokens,
     key: KeyBuf,
 }
 
@@ -200,6 +224,8 @@ impl<C: Companion> Limiter<C> {
     pub fn new(limits: LimitSet, max_buckets: usize, companion: C) -> Self {
         Self {
             limits: ArcSwap::from_pointee(limits),
+            former: ArcSwap::default(),
+            reloading: Mutex::default(),
             store: Store::new(max_buckets),
             floors: Floors::default(),
             evicted: Default::default(),
@@ -403,13 +429,13 @@ impl<C: Companion> Limiter<C> {
         now: Timestamp,
         f: impl FnOnce(&mut Slot<C::State>, &mut Check) -> R,
     ) -> R {
-        let quota = check.quota;
-        ground.at(self, charge, now, |slot| {
-            self.companion.advance(slot, &quota, now);
+        ground.at(self, charge, now, |slot, quota| {
+            check.quota = *quota;
+            self.companion.advance(slot, quota, now);
             let result = f(slot, check);
             check.level = slot.bucket.level();
-            check.due = self.companion.due(slot, &quota, check.cost);
-            check.full_in = slot.bucket.full_in(&quota);
+            check.due = self.companion.due(slot, quota, check.cost);
+            check.full_in = slot.bucket.full_in(quota);
             result
         })
     }
@@ -425,40 +451,146 @@ impl<C: Companion> Limiter<C> {
         now: Timestamp,
         f: impl FnOnce(&mut Slot<C::State>) -> R,
     ) -> R {
+        self.with_quota(id, index, limit, key, now, |slot, _| f(slot))
+    }
+
+    /// As [`with_bucket`](Self::with_bucket), with the bucket's quota in force.
+    pub fn with_quota<R>(
+        &self,
+        id: BucketId,
+        index: LimitIndex,
+        limit: &Limit,
+        key: Option<&[u8]>,
+        now: Timestamp,
+        f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
+    ) -> R {
         let make = || {
             if self.store.is_at_capacity() {
                 self.evict(now);
             }
-            self.floors.start(index, limit.default_quota(), limit.quota(id), now)
+            self.floors.start(index, limit, limit.quota(id), now)
         };
-        self.store.with(id, index, key, make, f)
+        self.store.with_revision(id, index, limit.revision(), key, make, |slot| {
+            // Either the caller's limits or the slot may be the older ones.
+            let current = if slot.revision == limit.revision() {
+                None
+            } else {
+                self.bring_up_to_date(&self.limits.load(), id, slot)
+            };
+            f(slot, &current.unwrap_or(*limit.quota(id)))
+        })
+    }
+
+    /// Runs `f` on a bucket that exists, with its quota in force. `None` if there
+    /// is no bucket, or its limit is gone.
+    pub fn with_existing<R>(
+        &self,
+        id: BucketId,
+        f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
+    ) -> Option<R> {
+        let found = self.store.with_existing(id, |slot| {
+            let quota = self.bring_up_to_date(&self.limits.load(), id, slot)?;
+            Some(f(slot, &quota))
+        });
+        found.flatten()
+    }
+
+    /// The level of a bucket at `now` and its quota in force. `None` if its limit
+    /// is gone.
+    pub fn level(
+        &self,
+        id: BucketId,
+        slot: &Slot<C::State>,
+        now: Timestamp,
+    ) -> Option<(TokenBucket, Quota)> {
+        let (mut bucket, quota) = self.current(&self.limits.load(), id, slot)?;
+        bucket.advance(&quota, now);
+        Some((bucket, quota))
+    }
+
+    /// Puts `limits` in force from `now` on. Buckets of a limit of the same
+    /// identity and key parts stay, and so does what was spent from them; those
+    /// of limits that are gone go.
+    ///
+    /// # Errors
+    /// If there are too many limits; nothing changed then.
+    pub fn reload(&self, limits: LimitSet, now: Timestamp) -> Result<(), TooManyLimits> {
+        let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
+        let former = self.limits.load_full();
+        let limits = Arc::new(limits.succeeding(&former)?);
+        // In this order: whoever meets a slot of the former revision under the
+        // new limits finds the former ones.
+        self.former.store(Arc::new(Former { limits: Arc::clone(&former), until: now }));
+        self.limits.store(Arc::clone(&limits));
+        self.floors.reload(&former, &limits, now);
+        self.store
+            .retain(|id, slot| self.bring_up_to_date(&limits, id, slot).is_some() || slot.held > 0);
+        Ok(())
+    }
+
+    /// Passes a slot to the quota that `limits`, those in force, give it, and
+    /// returns that quota. `None`, and nothing changed, if its limit is gone.
+    fn bring_up_to_date(
+        &self,
+        limits: &LimitSet,
+        id: BucketId,
+        slot: &mut Slot<C::State>,
+    ) -> Option<Quota> {
+        let limit = limits.get(slot.limit)?;
+        let quota = limit.quota(id);
+        if slot.revision != limit.revision() {
+            let former = self.former.load();
+            if let Some(old) = former.of(slot.limit, slot.revision) {
+                // What a higher layer reckons with stood under the old one too.
+                self.companion.advance(slot, old.quota(id), former.until);
+            }
+            slot.bucket = former.pass_on(slot, id, quota);
+            slot.revision = limit.revision();
+        }
+        Some(*quota)
+    }
+
+    /// The bucket and the quota that a slot has under `limits`, those in force.
+    fn current(
+        &self,
+        limits: &LimitSet,
+        id: BucketId,
+        slot: &Slot<C::State>,
+    ) -> Option<(TokenBucket, Quota)> {
+        let limit = limits.get(slot.limit)?;
+        let quota = limit.quota(id);
+        let bucket = if slot.revision == limit.revision() {
+            slot.bucket
+        } else {
+            self.former.load().pass_on(slot, id, quota)
+        };
+        Some((bucket, *quota))
     }
 
     /// Drops the fullest bucket of a sample; one that is not full lowers its
     /// limit's floor.
     fn evict(&self, now: Timestamp) {
         let limits = self.limits.load();
+        let advanced = |id: BucketId, slot: &Slot<C::State>| {
+            let (mut bucket, quota) = self.current(&limits, id, slot)?;
+            bucket.advance(&quota, now);
+            Some((bucket, quota))
+        };
         let evicted = self.store.evict(|id, slot| {
             if slot.held > 0 {
                 return None;
             }
-            let Some(limit) = limits.get(slot.limit) else { return Some((true, 0)) };
-            let quota = limit.quota(id);
-            let mut bucket = slot.bucket;
-            bucket.advance(quota, now);
+            let Some((bucket, quota)) = advanced(id, slot) else { return Some((true, 0)) };
             let missing = quota.burst().minus(bucket.level()).micros();
             let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c));
             Some((settled, -missing))
         });
         let Some((id, slot)) = evicted else { return };
-        let Some(limit) = limits.get(slot.limit) else { return };
-        let quota = limit.quota(id);
-        let mut bucket = slot.bucket;
-        bucket.advance(quota, now);
+        let Some((bucket, quota)) = advanced(id, &slot) else { return };
         let full = bucket.level() >= quota.burst();
         self.evicted[usize::from(!full)].fetch_add(1, Ordering::Relaxed);
-        if !full {
-            self.floors.lower(slot.limit, bucket.level(), limit.default_quota(), now);
+        if !full && let Some(limit) = limits.get(slot.limit) {
+            self.floors.lower(slot.limit, limit, bucket.level(), now);
         }
     }
 
@@ -472,40 +604,39 @@ impl<C: Companion> Limiter<C> {
     /// the upstream. To be called at most once for a decision.
     pub fn refund(&self, decision: &Decision, now: Timestamp) {
         for check in decision.checks.iter().filter(|c| c.outcome == Outcome::Admitted) {
-            self.store.with_existing(check.bucket, |slot| {
+            self.with_existing(check.bucket, |slot, quota| {
                 let cost = micros(check.cost);
                 // A bucket that was dropped or reset meanwhile never spent this.
                 if slot.life != check.life || slot.net() < cost {
                     return;
                 }
-                self.companion.advance(slot, &check.quota, now);
+                self.companion.advance(slot, quota, now);
                 slot.returned = slot.returned.saturating_add(cost);
-                slot.bucket.shift(&check.quota, check.cost);
+                slot.bucket.shift(quota, check.cost);
                 let event = Event::Returned(check.cost);
-                self.companion.happened(event, check.bucket, slot, &check.quota, now);
+                self.companion.happened(event, check.bucket, slot, quota, now);
             });
         }
     }
 
-    /// Drops the buckets that are full and were not used for `idle`; returns how
-    /// many went. A full bucket loses nothing.
+    /// Drops the buckets that are full and were not used for `idle`, and those
+    /// whose limit is gone; returns how many went. A full bucket loses nothing.
     pub fn expire(&self, idle: Duration, now: Timestamp) -> usize {
         let limits = self.limits.load();
         self.store.retain(|id, slot| {
-            let Some(limit) = limits.get(slot.limit) else { return false };
-            let quota = limit.quota(id);
             let advanced = slot.bucket.advanced_at();
             let used = slot.companion.as_ref().map_or(advanced, |c| self.companion.used_at(c));
+            let Some(quota) = self.bring_up_to_date(&limits, id, slot) else { return false };
             if now.since(used) < idle || slot.held > 0 {
                 return true;
             }
             if slot.companion.is_none() {
                 // Looking must not make a bucket seem used.
                 let mut bucket = slot.bucket;
-                bucket.advance(quota, now);
+                bucket.advance(&quota, now);
                 return bucket.level() < quota.burst();
             }
-            self.companion.advance(slot, quota, now);
+            self.companion.advance(slot, &quota, now);
             slot.bucket.level() < quota.burst()
                 || slot.companion.as_ref().is_some_and(|c| !self.companion.may_drop(c))
         })
@@ -522,11 +653,30 @@ impl<'a> Part<'a> {
         match limit.rule().extract(request, &mut key) {
             Extracted::Key => {
                 let bucket = limit.bucket_id(key.as_bytes());
-                Self::Charged(Charge { index, limit, bucket, key })
+                let cost = limit.cost().of(request);
+                Self::Charged(Charge { index, limit, bucket, cost, key })
             }
             Extracted::Skipped(part) => Self::Skipped(part),
             Extracted::Denied(part) => Self::Denied(part),
         }
+    }
+}
+
+impl Former {
+    /// The limit at `index`, if that was its revision.
+    fn of(&self, index: LimitIndex, revision: u32) -> Option<&Limit> {
+        self.limits.get(index).filter(|limit| limit.revision() == revision)
+    }
+
+    /// The bucket of a slot under `quota`, which came after these limits.
+    fn pass_on<S>(&self, slot: &Slot<S>, id: BucketId, quota: &Quota) -> TokenBucket {
+        let mut bucket = slot.bucket;
+        match self.of(slot.limit, slot.revision) {
+            Some(old) => bucket.change_quota(old.quota(id), quota, self.until),
+            // Made by somebody who was overtaken by two reloads at once.
+            None => bucket.adopt_quota(quota),
+        }
+        bucket
     }
 }
 
@@ -537,7 +687,7 @@ impl Charge<'_> {
             limit: self.index,
             bucket: self.bucket,
             life: 0,
-            cost: self.limit.cost(),
+            cost: self.cost,
             quota,
             outcome: Outcome::NotCharged,
             level: quota.burst(),

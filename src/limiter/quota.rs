@@ -143,15 +143,15 @@ impl FromStr for Rate {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.period_ms {
-            1000 => write!(f, "{}/s", self.tokens),
-            60_000 => write!(f, "{}/min", self.tokens),
-            3_600_000 => write!(f, "{}/h", self.tokens),
-            86_400_000 => write!(f, "{}/d", self.tokens),
-            ms => {
-                let period = humantime::format_duration(Duration::from_millis(u64::from(ms)));
-                write!(f, "{}/{}", self.tokens, period.to_string().replace(' ', ""))
-            }
+        // In the largest unit that gives a whole number, as people write it.
+        let units = [("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)];
+        let (unit, ms) = units
+            .into_iter()
+            .find(|(_, ms)| self.period_ms.is_multiple_of(*ms))
+            .unwrap_or(("ms", 1));
+        match self.period_ms / ms {
+            1 => write!(f, "{}/{unit}", self.tokens),
+            count => write!(f, "{}/{count}{unit}", self.tokens),
         }
     }
 }
@@ -208,15 +208,19 @@ mod tests {
         for (text, tokens, period, printed) in [
             ("100/min", 100, 60_000, "100/min"),
             ("5/10s", 5, 10_000, "5/10s"),
-            ("1/ms", 1, 1, "1/1ms"),
+            ("1/ms", 1, 1, "1/ms"),
             ("1/d", 1, 86_400_000, "1/d"),
             ("1_000/s", 1000, 1000, "1000/s"),
-            (" 7 / 1500ms ", 7, 1500, "7/1s500ms"),
+            (" 7 / 1500ms ", 7, 1500, "7/1500ms"),
+            ("100/40d", 100, 3_456_000_000, "100/40d"),
+            ("3/90s", 3, 90_000, "3/90s"),
+            ("3/1h 30m", 3, 5_400_000, "3/90min"),
             ("0/s", 0, 1000, "0/s"),
         ] {
             let rate: Rate = text.parse().unwrap();
             assert_eq!((rate.tokens(), rate.period_ms()), (tokens, period), "{text}");
             assert_eq!(rate.to_string(), printed);
+            assert_eq!(printed.parse(), Ok(rate), "what is printed is read again");
         }
     }
 

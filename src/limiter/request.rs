@@ -25,12 +25,26 @@ pub trait Attributes {
 pub struct Client {
     ip: IpAddr,
     ipv6_prefix: u8,
+    vouched_for: bool,
 }
 
 impl Client {
     /// `ip` as a client; IPv4-mapped IPv6 is IPv4, a prefix above 128 is 128.
     pub fn new(ip: IpAddr, ipv6_prefix: u8) -> Self {
-        Self { ip: ip.to_canonical(), ipv6_prefix: ipv6_prefix.min(128) }
+        Self { ip: ip.to_canonical(), ipv6_prefix: ipv6_prefix.min(128), vouched_for: false }
+    }
+
+    /// The same client, whose request came through a trusted proxy.
+    #[must_use]
+    pub const fn vouched_for(mut self) -> Self {
+        self.vouched_for = true;
+        self
+    }
+
+    /// Whether the request came through a trusted proxy, so that what only such
+    /// a proxy may say, as on the cost, is believed.
+    pub const fn is_vouched_for(&self) -> bool {
+        self.vouched_for
     }
 
     /// The full address.

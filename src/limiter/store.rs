@@ -28,6 +28,8 @@ pub struct Slot<S> {
     pub bucket: TokenBucket,
     /// Which limit the bucket belongs to.
     pub limit: LimitIndex,
+    /// The revision of that limit under whose quota the level stands.
+    pub(super) revision: u32,
     /// Which life of the bucket this is: another after it was dropped or reset.
     pub life: u32,
     /// Requests refused here, for operators.
@@ -50,6 +52,7 @@ pub struct Slot<S> {
 impl<S> Slot<S> {
     pub(super) fn new(
         limit: LimitIndex,
+        revision: u32,
         bucket: TokenBucket,
         key: Option<&[u8]>,
         life: u32,
@@ -57,6 +60,7 @@ impl<S> Slot<S> {
         Self {
             bucket,
             limit,
+            revision,
             life,
             refused: 0,
             admitted: 0,
@@ -143,6 +147,19 @@ impl<S> Store<S> {
         make: impl FnOnce() -> TokenBucket,
         f: impl FnOnce(&mut Slot<S>) -> R,
     ) -> R {
+        self.with_revision(id, limit, 0, key, make, f)
+    }
+
+    /// As [`with`](Self::with), for a limit of this revision.
+    pub(super) fn with_revision<R>(
+        &self,
+        id: BucketId,
+        limit: LimitIndex,
+        revision: u32,
+        key: Option<&[u8]>,
+        make: impl FnOnce() -> TokenBucket,
+        f: impl FnOnce(&mut Slot<S>) -> R,
+    ) -> R {
         // A hit takes this path: no entry is built and nothing allocated.
         if let Some(mut slot) = self.map.get_mut(&id) {
             let slot = slot.value_mut();
@@ -158,7 +175,8 @@ impl<S> Store<S> {
             Entry::Vacant(vacant) => {
                 self.count.fetch_add(1, Ordering::Relaxed);
                 self.hand.push(id);
-                f(vacant.insert(Slot::new(limit, bucket, key, self.new_life())).value_mut())
+                let slot = Slot::new(limit, revision, bucket, key, self.new_life());
+                f(vacant.insert(slot).value_mut())
             }
         }
     }

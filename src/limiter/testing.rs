@@ -40,6 +40,12 @@ impl FakeRequest {
         self
     }
 
+    /// As if it came through a trusted proxy.
+    pub(crate) fn vouched_for(mut self) -> Self {
+        self.client = self.client.vouched_for();
+        self
+    }
+
     pub(crate) fn from(mut self, ip: &str) -> Self {
         self.client = Client::new(ip.parse().unwrap(), 64);
         self

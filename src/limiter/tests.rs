@@ -8,15 +8,7 @@ fn tokens(whole: u64) -> Tokens {
 }
 
 fn limit(name: &str, rate: &str, burst: u64) -> LimitSpec {
-    LimitSpec {
-        name: name.into(),
-        rule: Rule::default(),
-        quota: Quota::try_new(rate.parse().unwrap(), burst).unwrap(),
-        cost: tokens(1),
-        overrides: Default::default(),
-        mode: Mode::Enforce,
-        expose: true,
-    }
+    LimitSpec::new(name, Rule::default(), Quota::try_new(rate.parse().unwrap(), burst).unwrap())
 }
 
 fn on_path(mut spec: LimitSpec, path: &str) -> LimitSpec {
@@ -51,7 +43,7 @@ const NOW: Timestamp = Timestamp::from_millis(1_000_000);
 #[test]
 fn ba_g7_a_refused_request_takes_nothing() {
     let mut big = on_path(limit("work", "10/10s", 10), "/big");
-    big.cost = tokens(5);
+    big.cost = tokens(5).into();
     let limiter = limiter([big]);
     let request = FakeRequest::get("/big");
     assert_eq!(admitted(&limiter, &request, 22, NOW), 2);
@@ -295,3 +287,5 @@ fn fuller_buckets_go_first() {
     assert_eq!(admitted(&limiter, &key("spent"), 5, NOW), 0);
     assert_eq!(limiter.store().len(), 8);
 }
+
+mod reload;

@@ -22,6 +22,7 @@ pub(super) enum Command {
     Reset { what: Reset, done: oneshot::Sender<Option<usize>> },
     Partition { cut: bool, done: oneshot::Sender<()> },
     Leave { reason: String, done: oneshot::Sender<()> },
+    Reload { done: oneshot::Sender<()> },
 }
 
 /// Speaks with a running mesh. Cheap to clone.
@@ -70,6 +71,18 @@ impl MeshHandle {
     pub async fn reset(&self, what: Reset) -> Result<Option<usize>, MeshGone> {
         let (done, finished) = oneshot::channel();
         self.commands.send(Command::Reset { what, done }).await.map_err(|_| MeshGone)?;
+        finished.await.map_err(|_| MeshGone)
+    }
+
+    /// Looks at the limiter's limits anew, and tells every peer of them. To be
+    /// called when they were replaced; returns when the engine goes by the new
+    /// ones.
+    ///
+    /// # Errors
+    /// If the mesh has ended.
+    pub async fn reload(&self) -> Result<(), MeshGone> {
+        let (done, finished) = oneshot::channel();
+        self.commands.send(Command::Reload { done }).await.map_err(|_| MeshGone)?;
         finished.await.map_err(|_| MeshGone)
     }
 

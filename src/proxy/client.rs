@@ -39,8 +39,10 @@ impl Trust {
     /// The client behind a connection from `peer` with these request fields.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Client {
         let peer = peer.to_canonical();
-        let ip = if self.trusts(peer) { self.walk(peer, headers) } else { peer };
-        Client::new(ip, self.ipv6_prefix)
+        let trusted = self.trusts(peer);
+        let ip = if trusted { self.walk(peer, headers) } else { peer };
+        let client = Client::new(ip, self.ipv6_prefix);
+        if trusted { client.vouched_for() } else { client }
     }
 
     /// The last address that can be vouched for; `peer` is trusted.

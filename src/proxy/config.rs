@@ -14,9 +14,10 @@ use serde::de::{self, Deserializer};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
+use super::cors::Cors;
 use crate::runtime::ListenAddr;
 use crate::settings::{
-    DurationOrZeroText, DurationText, Networks, OffOnly, SizeOrNoneText, SizeText, Whole, text,
+    DurationOrZeroText, DurationText, Fault, Networks, SizeOrNoneText, SizeText, Whole, text,
 };
 
 /// The proxy: where requests come from and go to, and how much of them is borne.
@@ -29,12 +30,14 @@ pub struct Config {
     pub listen: ListenAddr,
     /// Where admitted requests go: `http://HOST[:PORT]` or `unix:/path`. Required.
     pub upstream: Upstream,
-    /// Networks whose `X-Forwarded-For` and `Forwarded` are believed. Default: none.
+    /// Networks whose `X-Forwarded-For` and `Forwarded` are believed, and what
+    /// they say on the cost of a request. Default: none.
     #[serde(default, with = "Networks")]
     pub trusted_proxies: Vec<IpNet>,
-    /// Expect a PROXY protocol header from trusted proxies. Default: false, the
-    /// only value that this version supports.
-    #[serde(default, with = "OffOnly")]
+    /// Whether every connection of a trusted proxy begins with the PROXY
+    /// protocol, version 1 or 2, which names the client. One that does not is
+    /// closed; others are plain. Default: false.
+    #[serde(default)]
     pub proxy_protocol: bool,
     /// Leading bits of an IPv6 address by which clients are grouped, 0 to 128.
     /// Default: 64.
@@ -43,6 +46,10 @@ pub struct Config {
     /// Which rate limit fields answers carry. Default: standard.
     #[serde(default)]
     pub headers: HeaderStyle,
+    /// Which pages may read the proxy's own answers, such as a refusal.
+    /// Default: none.
+    #[serde(default)]
+    pub cors: Cors,
     /// How long each step of an exchange may take.
     #[serde(default)]
     pub timeouts: Timeouts,
@@ -71,11 +78,22 @@ impl Config {
             proxy_protocol: false,
             ipv6_prefix: Self::default_ipv6_prefix(),
             headers: HeaderStyle::default(),
+            cors: Cors::default(),
             timeouts: Timeouts::default(),
             max: Maxima::default(),
             drain_delay: Self::default_drain_delay(),
             drain_timeout: Self::default_drain_timeout(),
         }
+    }
+
+    /// Faults of settings that do not go together.
+    pub fn faults(&self) -> Vec<Fault> {
+        let mut faults: Vec<Fault> = self.cors.fault().into_iter().collect();
+        if self.proxy_protocol && self.trusted_proxies.is_empty() {
+            let message = "needs `trusted_proxies`: only of those is the protocol read";
+            faults.push(Fault::new(["proxy_protocol".into()], message).given(&["trusted_proxies"]));
+        }
+        faults
     }
 
     fn default_listen() -> ListenAddr {
@@ -94,6 +112,11 @@ impl Config {
     const fn default_drain_timeout() -> Duration {
         Duration::from_secs(20)
     }
+}
+
+impl HeaderStyle {
+    /// Every style, in the order of their discriminants.
+    pub(super) const ALL: [Self; 4] = [Self::Standard, Self::Legacy, Self::Both, Self::Off];
 }
 
 /// Which rate limit fields answers carry.

@@ -32,7 +32,8 @@ static OLDER_DRAFTS: [HeaderName; 3] = [
 #[derive(Debug)]
 pub(super) struct Presentation {
     limits: Arc<LimitSet>,
-    views: Vec<LimitView>,
+    /// By the limits' indices.
+    views: Vec<Option<LimitView>>,
 }
 
 /// One limit, as answers present it.
@@ -60,7 +61,8 @@ pub(super) struct Fields {
 
 impl Presentation {
     pub(super) fn new(limits: Arc<LimitSet>, metrics: &Metrics) -> Self {
-        let views = limits.iter().map(|(_, limit)| LimitView::new(limit, metrics)).collect();
+        let view = |limit: Option<&Limit>| limit.map(|limit| LimitView::new(limit, metrics));
+        let views = limits.places().map(view).collect();
         Self { limits, views }
     }
 
@@ -70,7 +72,7 @@ impl Presentation {
     }
 
     pub(super) fn view(&self, index: LimitIndex) -> Option<&LimitView> {
-        self.views.get(index.0 as usize)
+        self.views.get(index.0 as usize)?.as_ref()
     }
 
     pub(super) fn name(&self, index: LimitIndex) -> &str {

@@ -3,7 +3,6 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -17,9 +16,9 @@ use hyper_util::rt::TokioIo;
 use tower::Service;
 
 use super::body::{Body, RequestBody};
-use super::client::Trust;
 use super::headers::{self, BodyShape, Peer};
 use super::limit::Admission;
+use super::live::SharedLive;
 use super::metrics::Metrics;
 use super::request::needs_http2;
 use super::response::{Asker, GatewayFault, Problem};
@@ -39,7 +38,7 @@ pub(super) struct Forward {
 /// What all connections of a thread share.
 pub(super) struct Shared {
     pub(super) upstream: Rc<Upstream>,
-    pub(super) trust: Trust,
+    pub(super) live: SharedLive,
     pub(super) metrics: Metrics,
     pub(super) drain: Drain,
     /// What stands in `Host` when a client of HTTP/1.0 sent none.
@@ -86,12 +85,17 @@ impl Forward {
         } else {
             None
         };
-        let client = client_ip(shared, peer, &parts);
+        let (peer, client) = {
+            let trust = &shared.live.load().trust;
+            let peer = peer.with_trust(trust.trusts(peer.ip));
+            let client = trust.client(peer.ip, &parts.headers).ip();
+            (peer, client)
+        };
         headers::prepare_request(&mut parts.headers, parts.version, shape, &*shared.is_keyed);
         if !parts.headers.contains_key(HOST) {
             parts.headers.insert(HOST, shared.default_host.clone());
         }
-        if headers::set_forwarding(&mut parts.headers, peer, client) {
+        if headers::set_forwarding(&mut parts.headers, &peer, client) {
             shared.metrics.ignored_forwarding.inc();
         }
         if upgrade.is_some() {
@@ -149,10 +153,6 @@ fn bridge(ours: OnUpgrade, theirs: OnUpgrade, open: Rc<OpenConnection>, drain: D
         }
         drop(open);
     });
-}
-
-fn client_ip(shared: &Shared, peer: &Peer, parts: &http::request::Parts) -> IpAddr {
-    if peer.trusted { shared.trust.client(peer.ip, &parts.headers).ip() } else { peer.ip }
 }
 
 /// HTTP/2 names scheme and authority in the target.

@@ -53,6 +53,11 @@ impl Peer {
         let ip = ip.to_canonical();
         Self { ip, trusted, text: address_value(ip) }
     }
+
+    /// The same peer, trusted or not.
+    pub(super) fn with_trust(&self, trusted: bool) -> Self {
+        Self { trusted, ..self.clone() }
+    }
 }
 
 fn address_value(ip: IpAddr) -> HeaderValue {

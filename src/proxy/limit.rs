@@ -13,7 +13,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 
 use arc_swap::ArcSwap;
@@ -49,7 +49,8 @@ pub struct Enforcer<C: Companion> {
     limiter: Arc<Limiter<C>>,
     clock: Clock,
     metrics: Metrics,
-    style: HeaderStyle,
+    /// The discriminant of a [`HeaderStyle`].
+    style: AtomicU8,
     presentation: ArcSwap<Presentation>,
 }
 
@@ -92,7 +93,24 @@ impl<C: Companion> Enforcer<C> {
         style: HeaderStyle,
     ) -> Self {
         let presentation = ArcSwap::from_pointee(Presentation::new(limiter.limits(), &metrics));
+        let style = AtomicU8::new(style as u8);
         Self { limiter, clock, metrics, style, presentation }
+    }
+
+    /// Changes which rate limit fields answers carry.
+    pub fn set_style(&self, style: HeaderStyle) {
+        self.style.store(style as u8, Ordering::Relaxed);
+    }
+
+    /// Prepares what answers tell of the limits in force, which else the first
+    /// request does.
+    pub fn refresh(&self) {
+        drop(self.presentation());
+    }
+
+    pub(super) fn style(&self) -> HeaderStyle {
+        let style = usize::from(self.style.load(Ordering::Relaxed));
+        HeaderStyle::ALL.get(style).copied().unwrap_or_default()
     }
 
     /// The limiter.
@@ -103,11 +121,6 @@ impl<C: Companion> Enforcer<C> {
     /// The moment at which it would decide.
     pub(super) fn now(&self) -> Timestamp {
         self.clock.now()
-    }
-
-    /// How state is told to clients.
-    pub(super) const fn style(&self) -> HeaderStyle {
-        self.style
     }
 
     /// What the limit called `name` made of its requests since the start.
@@ -129,7 +142,7 @@ impl<C: Companion> Enforcer<C> {
 
 impl<C: Companion> fmt::Debug for Enforcer<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Enforcer").field("style", &self.style).finish_non_exhaustive()
+        f.debug_struct("Enforcer").field("style", &self.style()).finish_non_exhaustive()
     }
 }
 
@@ -210,7 +223,7 @@ where
                 view.metrics.count(check.outcome);
             }
         }
-        let mut fields = presentation.fields(&decision, self.enforcer.style);
+        let mut fields = presentation.fields(&decision, self.enforcer.style());
         if let Some(check) = decision.refusal() {
             let limit = presentation.name(check.limit);
             tracing::debug!(limit, verdict = "refused", "request refused");

@@ -32,6 +32,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use arc_swap::ArcSwap;
 use socket2::SockRef;
 use tokio::sync::watch;
 
@@ -43,11 +44,14 @@ mod body;
 mod client;
 mod config;
 mod connection;
+mod cors;
 mod fields;
 mod forward;
 mod headers;
 mod limit;
+mod live;
 mod metrics;
+mod preamble;
 mod preview;
 mod request;
 mod response;
@@ -57,12 +61,15 @@ mod worker;
 
 pub use client::Trust;
 pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError};
+pub use cors::{Cors, Origin};
 pub use limit::{Admission, Enforcer, FindClient, RateLimit, RateLimitFuture, RateLimitLayer};
+pub use live::Tuner;
 pub use metrics::{CheckTotals, Metrics, Outcome};
 pub use preview::{Asking, Foreseen, Found, Preview};
 pub use request::HttpRequest;
 pub use response::{Asker, GatewayFault, Problem};
 
+use live::{Live, SharedLive};
 use worker::Worker;
 
 /// A proxy whose sockets are bound and that does not serve yet. Clients may
@@ -72,6 +79,7 @@ pub struct Proxy<C: Companion> {
     listeners: Vec<std::net::TcpListener>,
     config: Arc<Config>,
     enforcer: Arc<Enforcer<C>>,
+    live: SharedLive,
     clock: Clock,
     metrics: Metrics,
 }
@@ -108,12 +116,19 @@ impl<C: Companion> Proxy<C> {
         }
         let enforcer =
             Arc::new(Enforcer::new(limiter, clock.clone(), metrics.clone(), config.headers));
-        Ok((Self { listeners, config: Arc::new(config), enforcer, clock, metrics }, address))
+        let live = Arc::new(ArcSwap::from_pointee(Live::new(&config)));
+        let proxy = Self { listeners, config: Arc::new(config), enforcer, live, clock, metrics };
+        Ok((proxy, address))
+    }
+
+    /// What changes the proxy while it runs.
+    pub fn tuner(&self) -> Tuner<C> {
+        Tuner { live: Arc::clone(&self.live), enforcer: Arc::clone(&self.enforcer) }
     }
 
     /// Tells what it would do with requests.
     pub fn preview(&self) -> Preview<C> {
-        Preview::new(Arc::clone(&self.enforcer), &self.config)
+        Preview::following(Arc::clone(&self.enforcer), &self.config, Arc::clone(&self.live))
     }
 
     /// Starts a thread for each listener. They end when `drain` is complete.
@@ -129,6 +144,7 @@ impl<C: Companion> Proxy<C> {
                 listener,
                 config: Arc::clone(&self.config),
                 enforcer: Arc::clone(&self.enforcer),
+                live: Arc::clone(&self.live),
                 clock: self.clock.clone(),
                 metrics: self.metrics.clone(),
                 open: Arc::clone(&open),

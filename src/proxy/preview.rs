@@ -4,15 +4,16 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::FORWARDED;
 use http::request::Parts;
 use http::{HeaderMap, Response};
 
-use super::client::Trust;
 use super::config::Config;
 use super::headers::X_FORWARDED_FOR;
 use super::limit::{Enforcer, rejection};
+use super::live::{Live, SharedLive};
 use super::metrics::CheckTotals;
 use super::request::{HttpRequest, admit, is_preflight};
 use super::response::Asker;
@@ -22,7 +23,7 @@ use crate::limiter::{Attributes as _, Client, Companion, Explanation};
 #[derive(Debug)]
 pub struct Preview<C: Companion> {
     enforcer: Arc<Enforcer<C>>,
-    trust: Arc<Trust>,
+    live: SharedLive,
     ipv6_prefix: u8,
     max_body: Option<u64>,
 }
@@ -76,7 +77,7 @@ impl<C: Companion> Clone for Preview<C> {
     fn clone(&self) -> Self {
         Self {
             enforcer: Arc::clone(&self.enforcer),
-            trust: Arc::clone(&self.trust),
+            live: Arc::clone(&self.live),
             ipv6_prefix: self.ipv6_prefix,
             max_body: self.max_body,
         }
@@ -86,12 +87,13 @@ impl<C: Companion> Clone for Preview<C> {
 impl<C: Companion> Preview<C> {
     /// Foresees what `enforcer` and the checks of `config` would do.
     pub fn new(enforcer: Arc<Enforcer<C>>, config: &Config) -> Self {
-        Self {
-            enforcer,
-            trust: Arc::new(Trust::new(config.trusted_proxies.clone(), config.ipv6_prefix)),
-            ipv6_prefix: config.ipv6_prefix,
-            max_body: config.max.body,
-        }
+        let live = Arc::new(ArcSwap::from_pointee(Live::new(config)));
+        Self::following(enforcer, config, live)
+    }
+
+    /// The same by the settings in `live`, whenever they change.
+    pub(super) fn following(enforcer: Arc<Enforcer<C>>, config: &Config, live: SharedLive) -> Self {
+        Self { enforcer, live, ipv6_prefix: config.ipv6_prefix, max_body: config.max.body }
     }
 
     /// By how many bits IPv6 clients are grouped.
@@ -106,8 +108,17 @@ impl<C: Companion> Preview<C> {
 
     /// What would become of a request with the head `parts`. Nothing is spent,
     /// counted or kept.
-    pub fn foresee(&self, mut parts: Parts, asking: Asking) -> Foreseen {
+    pub fn foresee(&self, parts: Parts, asking: Asking) -> Foreseen {
         let (client, found) = self.client(asking, &parts.headers);
+        let grant = self.live.load().cors.grant(&parts.headers);
+        let mut foreseen = self.foresee_without_grant(parts, client, found);
+        if let (Some(grant), Some(answer)) = (grant, &mut foreseen.answer) {
+            grant.insert(answer.headers_mut());
+        }
+        foreseen
+    }
+
+    fn foresee_without_grant(&self, mut parts: Parts, client: Client, found: Found) -> Foreseen {
         let admitted = admit(&mut parts, self.max_body);
         let request = HttpRequest::new(&parts, client);
         let mut foreseen = Foreseen {
@@ -145,13 +156,14 @@ impl<C: Companion> Preview<C> {
             Asking::Client(ip) => return (Client::new(ip, self.ipv6_prefix), Found::Given),
             Asking::Peer(peer) => peer,
         };
+        let trust = &self.live.load().trust;
         let named = [&X_FORWARDED_FOR, &FORWARDED].into_iter().find(|n| headers.contains_key(*n));
         let found = match named {
             None => Found::Connection { ignored: false },
-            Some(_) if !self.trust.trusts(peer) => Found::Connection { ignored: true },
+            Some(_) if !trust.trusts(peer) => Found::Connection { ignored: true },
             Some(name) if *name == X_FORWARDED_FOR => Found::Forwarded("X-Forwarded-For"),
             Some(_) => Found::Forwarded("Forwarded"),
         };
-        (self.trust.client(peer, headers), found)
+        (trust.client(peer, headers), found)
     }
 }

@@ -230,8 +230,18 @@ fn to_origin_form(parts: &mut Parts) -> Result<(), Problem> {
 pub(super) fn is_keyed(limits: &limiter::LimitSet, name: &HeaderName) -> bool {
     limits.iter().any(|(_, limit)| {
         let rule = limit.rule();
-        let conditions = std::iter::once(&rule.condition).chain(&rule.exempt);
-        conditions.flat_map(|condition| &condition.headers).any(|(field, _)| field == name.as_str())
+        let (cases, cost): (&[_], _) = match limit.cost() {
+            limiter::Cost::Fixed(_) => (&[], None),
+            limiter::Cost::Cases(cases) => (cases, None),
+            limiter::Cost::Header { name, .. } => (&[], Some(name)),
+        };
+        let conditions = std::iter::once(&rule.condition)
+            .chain(&rule.exempt)
+            .chain(cases.iter().map(|(condition, _)| condition));
+        cost.is_some_and(|field| field == name.as_str())
+            || conditions
+                .flat_map(|condition| &condition.headers)
+                .any(|(field, _)| field == name.as_str())
             || rule.key.iter().any(|part| match part.source() {
                 limiter::Source::Header(field) => field == name.as_str(),
                 limiter::Source::Cookie(_)

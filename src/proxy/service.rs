@@ -17,6 +17,8 @@ use tower::util::{Oneshot, ServiceExt};
 
 use super::body::{Body, RequestBody};
 use super::connection::{Activity, Exchange};
+use super::cors::Grant;
+use super::live::SharedLive;
 use super::metrics::{Metrics, Outcome};
 use super::request::admit;
 use super::response::{Asker, Synthetic};
@@ -38,6 +40,7 @@ pub(super) struct EdgeSettings {
     pub(super) patience: Duration,
     pub(super) leaving: Rc<Leaving>,
     pub(super) metrics: Metrics,
+    pub(super) live: SharedLive,
 }
 
 impl<S> hyper::service::Service<Request<Incoming>> for Edge<S>
@@ -61,6 +64,7 @@ where
             settings.max_body,
             settings.patience,
         );
+        let grant = settings.live.load().cors.grant(&parts.headers);
         let step = match admit(&mut parts, settings.max_body) {
             Ok(()) => {
                 let request = Request::from_parts(parts, body);
@@ -76,6 +80,7 @@ where
         EdgeFuture {
             step,
             exchange: Some(exchange),
+            grant,
             settings: Rc::clone(settings),
             http1: version < Version::HTTP_2,
             watch,
@@ -92,6 +97,7 @@ pin_project! {
         #[pin]
         step: Step<S>,
         exchange: Option<Exchange>,
+        grant: Option<Grant>,
         settings: Rc<EdgeSettings>,
         http1: bool,
         watch: Watch,
@@ -142,6 +148,9 @@ where
             },
         };
         let synthetic = response.extensions_mut().remove::<Synthetic>();
+        if let Some(grant) = this.grant.take().filter(|_| synthetic.is_some()) {
+            grant.insert(response.headers_mut());
+        }
         this.watch.answered = true;
         this.watch.metrics.count(synthetic.map_or(Outcome::Forwarded, |made| made.0));
         if let Some(exchange) = this.exchange.take() {

@@ -22,13 +22,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tower::Layer;
 
-use super::client::Trust;
 use super::config::{self, Config};
 use super::connection::{Activity, ClientStream, Watchdog, dismiss, linger};
 use super::forward::{Forward, Shared};
 use super::headers::Peer;
 use super::limit::{Enforcer, FindClient, RateLimitLayer};
+use super::live::SharedLive;
 use super::metrics::{Metrics, Outcome};
+use super::preamble;
 use super::request::is_keyed;
 use super::response::OVERLOADED;
 use super::service::{Edge, EdgeSettings};
@@ -60,6 +61,7 @@ pub(super) struct Worker<C: Companion> {
     pub(super) listener: std::net::TcpListener,
     pub(super) config: Arc<Config>,
     pub(super) enforcer: Arc<Enforcer<C>>,
+    pub(super) live: SharedLive,
     pub(super) clock: Clock,
     pub(super) metrics: Metrics,
     pub(super) open: Arc<AtomicUsize>,
@@ -180,7 +182,7 @@ struct ClientsOf {
 
 impl FindClient for ClientsOf {
     fn find(&self, parts: &http::request::Parts) -> Client {
-        self.shared.trust.client(self.peer, &parts.headers)
+        self.shared.live.load().trust.client(self.peer, &parts.headers)
     }
 }
 
@@ -222,20 +224,21 @@ impl<C: Companion> Worker<C> {
         let limiter = Arc::clone(&self.enforcer);
         let shared = Rc::new(Shared {
             upstream: Rc::clone(&upstream),
-            trust: Trust::new(config.trusted_proxies.clone(), config.ipv6_prefix),
+            live: Arc::clone(&self.live),
             metrics: self.metrics.clone(),
             drain: self.drain.clone(),
             default_host: default_host(&config.upstream),
             is_keyed: Box::new(move |name| is_keyed(&limiter.limiter().limits(), name)),
         });
         let leaving = Leaving::follow(self.drain.clone());
-        let running = Running {
+        let running = Rc::new(Running {
             builder: Rc::new(server(&config)),
             settings: Rc::new(EdgeSettings {
                 max_body: config.max.body,
                 patience: config.timeouts.idle,
                 leaving: Rc::clone(&leaving),
                 metrics: self.metrics.clone(),
+                live: self.live,
             }),
             leaving,
             config,
@@ -247,7 +250,7 @@ impl<C: Companion> Worker<C> {
             dismissed: Rc::default(),
             drain: self.drain,
             shared,
-        };
+        });
         running.accept_all(listener).await;
         tokio::select! {
             () = running.here.drained() => {}
@@ -258,7 +261,7 @@ impl<C: Companion> Worker<C> {
 }
 
 impl<C: Companion> Running<C> {
-    async fn accept_all(&self, listener: TcpListener) {
+    async fn accept_all(self: &Rc<Self>, listener: TcpListener) {
         let mut closing = pin!(self.drain.reached(Stage::Closing));
         let mut reap = tokio::time::interval(REAP_INTERVAL);
         let mut pause = FIRST_PAUSE;
@@ -296,7 +299,7 @@ impl<C: Companion> Running<C> {
         }
     }
 
-    fn accept(&self, io: TcpStream, peer: SocketAddr) {
+    fn accept(self: &Rc<Self>, io: TcpStream, peer: SocketAddr) {
         let open = Rc::new(OpenConnection::new(&self.everywhere, &self.here, &self.metrics));
         if open.count > self.config.max.connections {
             self.metrics.count(Outcome::Overloaded);
@@ -306,7 +309,35 @@ impl<C: Companion> Running<C> {
         // Both only make things better: without them the connection still works.
         let _ = io.set_nodelay(true);
         let _ = SockRef::from(&io).set_tcp_keepalive(&TcpKeepalive::new().with_time(TCP_KEEPALIVE));
-        self.serve(io, peer.ip(), open);
+        let peer = peer.ip();
+        if self.config.proxy_protocol && self.shared.live.load().trust.trusts(peer) {
+            let this = Rc::clone(self);
+            spawn_local(async move { this.serve_behind_preamble(io, peer, open).await });
+        } else {
+            self.serve(io, peer, open);
+        }
+    }
+
+    /// Serves the client that the trusted `peer` names first.
+    async fn serve_behind_preamble(
+        &self,
+        mut io: TcpStream,
+        peer: IpAddr,
+        open: Rc<OpenConnection>,
+    ) {
+        let reading = preamble::read_source(&mut io);
+        let source = tokio::select! {
+            source = tokio::time::timeout(self.config.timeouts.header, reading) => source,
+            () = self.leaving.closing() => return,
+        };
+        match source {
+            Ok(Ok(source)) => self.serve(io, source.unwrap_or(peer), open),
+            Ok(Err(error)) => {
+                self.metrics.count(Outcome::Rejected);
+                tracing::debug!(%peer, %error, "a connection is refused");
+            }
+            Err(_) => self.metrics.count(Outcome::Rejected),
+        }
     }
 
     /// Tells a client that it came too late, if not too many have to be told.
@@ -324,10 +355,10 @@ impl<C: Companion> Running<C> {
     fn serve(&self, io: TcpStream, peer: IpAddr, open: Rc<OpenConnection>) {
         let activity = Arc::new(Activity::new(self.clock.clone()));
         let stream = ClientStream::new(io, Arc::clone(&activity));
-        let trusted = self.shared.trust.trusts(peer);
         let forward = Forward::new(
             Rc::clone(&self.shared),
-            Rc::new(Peer::new(peer, trusted)),
+            // Whether it is trusted may change while it is connected.
+            Rc::new(Peer::new(peer, false)),
             Rc::clone(&open),
         );
         let clients = ClientsOf { shared: Rc::clone(&self.shared), peer };

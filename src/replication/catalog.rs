@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::frame::LimitDeclaration;
-use crate::limiter::{LimitIndex, LimitSet};
+use crate::limiter::{Limit, LimitIndex, LimitSet};
 
 /// One of the peer's limits, seen from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +31,18 @@ impl Catalog {
         let mut mismatches = Vec::new();
         let mut mapped = Vec::with_capacity(theirs.len());
         for declared in theirs {
-            let Some((index, limit)) = ours.find(&declared.name) else {
+            // A place that the peer keeps empty.
+            if declared.name.is_empty() {
+                mapped.push(None);
+                continue;
+            }
+            let Some((index, limit)) = ours.find_identity(&declared.name) else {
                 mismatches.push(format!("{}: not configured here", declared.name));
                 mapped.push(None);
                 continue;
             };
             if limit.parts_hash() != declared.parts {
-                mismatches.push(format!("{}: other key parts", declared.name));
+                mismatches.push(format!("{}: other key parts", limit.name()));
                 mapped.push(None);
                 continue;
             }
@@ -46,14 +51,14 @@ impl Catalog {
                 && u64::from(quota.rate().period_ms()) == declared.period_ms
                 && u64::try_from(quota.burst().micros()) == Ok(declared.burst);
             if !same_quota {
-                mismatches.push(format!("{}: other quota", declared.name));
+                mismatches.push(format!("{}: other quota", limit.name()));
             }
             let ours = u128::from(quota.rate().tokens()) * u128::from(declared.period_ms);
             let theirs = u128::from(declared.tokens) * u128::from(quota.rate().period_ms());
             mapped.push(Some(Mapped { index, same_quota, larger_quota: theirs > ours }));
         }
         for (_, limit) in ours.iter() {
-            if !theirs.iter().any(|declared| declared.name == limit.name()) {
+            if !theirs.iter().any(|declared| declared.name == limit.identity()) {
                 mismatches.push(format!("{}: not configured there", limit.name()));
             }
         }
@@ -79,19 +84,28 @@ impl Catalog {
     }
 }
 
-/// This replica's limits, as it declares them.
+/// This replica's limits, as it declares them: one for each index, by the names
+/// that identities are derived from. A place whose limit was removed has no
+/// name, which nobody has.
 pub(super) fn declare(limits: &LimitSet) -> Vec<LimitDeclaration> {
-    limits
-        .iter()
-        .map(|(_, limit)| {
-            let quota = limit.default_quota();
-            LimitDeclaration {
-                name: limit.name().to_owned(),
-                parts: limit.parts_hash(),
-                tokens: quota.rate().tokens(),
-                period_ms: quota.rate().period_ms().into(),
-                burst: quota.burst().micros().unsigned_abs(),
-            }
-        })
-        .collect()
+    let declare = |limit: Option<&Limit>| {
+        let Some(limit) = limit else {
+            return LimitDeclaration {
+                name: String::new(),
+                parts: 0,
+                tokens: 0,
+                period_ms: 0,
+                burst: 0,
+            };
+        };
+        let quota = limit.default_quota();
+        LimitDeclaration {
+            name: limit.identity().to_owned(),
+            parts: limit.parts_hash(),
+            tokens: quota.rate().tokens(),
+            period_ms: quota.rate().period_ms().into(),
+            burst: quota.burst().micros().unsigned_abs(),
+        }
+    };
+    limits.places().map(declare).collect()
 }

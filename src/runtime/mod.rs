@@ -10,5 +10,5 @@ mod supervisor;
 pub use drain::{Drain, DrainControl, Stage};
 pub use listen::{ListenAddr, ListenAddrError};
 pub use readiness::{Gate, Readiness};
-pub use signal::Signals;
+pub use signal::{Hangups, Signals};
 pub use supervisor::{Failure, OnExit, Supervisor, spawn_local};

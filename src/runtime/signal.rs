@@ -1,4 +1,4 @@
-//! Signals that ask the process to leave.
+//! Signals that ask the process to leave, or to read its configuration anew.
 
 use std::io;
 
@@ -9,6 +9,28 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
+}
+
+/// SIGHUP, from the moment this is made.
+#[derive(Debug)]
+pub struct Hangups(Signal);
+
+impl Hangups {
+    /// Starts to listen, in place of being ended by it.
+    ///
+    /// # Errors
+    /// If the handler cannot be installed.
+    pub fn listen() -> io::Result<Self> {
+        signal(SignalKind::hangup()).map(Self)
+    }
+
+    /// Waits for the next one.
+    pub async fn next(&mut self) {
+        if self.0.recv().await.is_none() {
+            // None will come any more.
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 impl Signals {

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::de::{self, Deserializer, Visitor};
 use serde::ser::Serializer;
 
 use super::text;
@@ -93,45 +93,6 @@ impl JsonSchema for Unsupported {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "enum": ["none", null] })
-    }
-}
-
-/// A switch for a feature of a later version: always off.
-#[derive(Debug)]
-pub enum OffOnly {}
-
-impl OffOnly {
-    /// Reads `false`.
-    ///
-    /// # Errors
-    /// If it is anything else.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-        if bool::deserialize(deserializer)? {
-            return Err(de::Error::custom(NOT_SUPPORTED));
-        }
-        Ok(false)
-    }
-
-    /// Writes the value as this notation reads it.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: Serializer>(on: &bool, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_bool(*on)
-    }
-}
-
-impl JsonSchema for OffOnly {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "OffOnly".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "const": false })
     }
 }
 

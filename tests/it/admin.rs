@@ -15,7 +15,7 @@ use tidegate::admin::{
 use tidegate::cli::{buckets, client, explain, limits, log, peers, top};
 use tidegate::limiter::{
     Attributes, BucketId, Client, Condition, KeyPart, Limit, LimitSet, LimitSpec, Limiter, Missing,
-    Mode, PathPattern, Quota, Rule, Source, Tokens,
+    Mode, PathPattern, Quota, Rule, Source,
 };
 use tidegate::proxy::{Config, Enforcer, HeaderStyle, Metrics, Preview};
 use tidegate::replication::{
@@ -160,15 +160,7 @@ fn peer(incarnation: Incarnation, name: &str, state: PeerState, heard: Duration)
 }
 
 pub(crate) fn limit(name: &str, rate: &str, burst: u64, rule: Rule) -> LimitSpec {
-    LimitSpec {
-        name: name.into(),
-        rule,
-        quota: Quota::try_new(rate.parse().unwrap(), burst).unwrap(),
-        cost: Tokens::from_whole(1).unwrap(),
-        overrides: HashMap::new(),
-        mode: Mode::Enforce,
-        expose: true,
-    }
+    LimitSpec::new(name, rule, Quota::try_new(rate.parse().unwrap(), burst).unwrap())
 }
 
 pub(crate) fn key(parts: &[Source]) -> Vec<KeyPart> {

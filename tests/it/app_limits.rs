@@ -2,7 +2,10 @@
 //! gRPC tell of them.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::thread;
+
+use tidegate::config;
 
 use crate::harness::app::{Network, Replica, Spec};
 
@@ -213,4 +216,23 @@ fn me_g3_no_word_of_a_client_becomes_a_metric() {
     assert_eq!(r.metric("tidegate_buckets"), 2000.0);
     assert!(after.len() > 20, "{after:?}");
     assert!(!after.iter().any(|name| name.contains("chosen")), "{after:?}");
+}
+
+#[test]
+fn limits_from_flags_are_enforced_without_a_file() {
+    let network = Network::new();
+    let upstream = format!("http://{}", network.upstream.address());
+    let flags = ["per-key:header:x-api-key=2/40d", "client_ip=5/40d:6"].map(str::to_owned);
+    let mut config = config::from_flags(&upstream, &flags).unwrap();
+    let any = SocketAddr::from((network.ip(11), 0)).into();
+    config.proxy.listen = any;
+    config.admin.listen = any;
+    config.telemetry.listen = any;
+    let r = network.start_with(11, config, 1);
+    r.ready();
+    let mut connection = r.connect();
+    let mut ask = |key| connection.get_with("/", &[("x-api-key", key)]).status;
+    assert_eq!([ask("a"), ask("a"), ask("a")], [200, 200, 429]);
+    assert_eq!([ask("b"), ask("b"), ask("c"), ask("c"), ask("d")], [200, 200, 200, 200, 429]);
+    assert_eq!(r.left("client_ip", &["127.0.0.1"]), 0);
 }

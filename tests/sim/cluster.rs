@@ -11,7 +11,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tidegate::limiter::{
-    Attributes, Client, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Mode, Quota, Rule, Source,
+    Attributes, Client, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Quota, Rule, Source,
     Tokens,
 };
 use tidegate::replication::{
@@ -60,14 +60,10 @@ impl Attributes for Request {
 
 pub(crate) fn limit(name: &str, rate: &str, burst: u64, cost: u64) -> Limit {
     let key = KeyPart::new(Source::Header("key".into()), false);
+    let rule = Rule { key: vec![key], ..Rule::default() };
     Limit::new(LimitSpec {
-        name: name.into(),
-        rule: Rule { key: vec![key], ..Rule::default() },
-        quota: Quota::try_new(rate.parse().unwrap(), burst).unwrap(),
-        cost: Tokens::from_whole(cost).unwrap(),
-        overrides: Default::default(),
-        mode: Mode::Enforce,
-        expose: true,
+        cost: Tokens::from_whole(cost).unwrap().into(),
+        ..LimitSpec::new(name, rule, Quota::try_new(rate.parse().unwrap(), burst).unwrap())
     })
 }
 

@@ -152,7 +152,7 @@ impl JsonSchema for HeaderValues {
 
 /// The name of a header, in lower case.
 #[derive(Clone, Debug)]
-struct HeaderText(String);
+pub(super) struct HeaderText(pub(super) String);
 
 notation!(
     HeaderText,

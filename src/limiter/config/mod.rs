@@ -11,13 +11,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod condition;
+mod cost;
 mod key;
 mod text;
 
 pub use condition::ConditionConfig;
+pub use cost::CostConfig;
 pub use key::KeyPartConfig;
 use key::ValueText;
-pub use text::{Burst, Cost, LimitName, NoWait, Partition, RateText};
+pub use text::{Burst, LimitName, NoWait, Partition, RateText};
 use text::{MissingText, ModeText};
 
 use super::key::BucketId;
@@ -60,6 +62,10 @@ pub struct LimitConfig {
     #[serde(default)]
     #[schemars(required)]
     pub name: Option<LimitName>,
+    /// The limit's first name, if it was renamed: it keeps the buckets that it
+    /// had under that name, for as long as this stays here. Default: none.
+    #[serde(default)]
+    pub was: Option<LimitName>,
     /// The requests it applies to; all that is named must hold. Default: all.
     #[serde(default, rename = "match")]
     pub condition: ConditionConfig,
@@ -80,9 +86,11 @@ pub struct LimitConfig {
     /// Tokens that a bucket holds, 1 to 10^12. Default: the N of the rate.
     #[serde(default)]
     pub burst: Option<Burst>,
-    /// Tokens that one request costs, 1 up to the burst. Default: 1.
+    /// Tokens that one request costs, 1 up to the burst: a number; or a list of
+    /// `{ match: ..., cost: N }` of which the first that matches counts, and 1 if
+    /// none does; or `{ header: NAME, max: N }`. Default: 1.
     #[serde(default)]
-    pub cost: Cost,
+    pub cost: CostConfig,
     /// Other quotas for single keys. Default: none.
     #[serde(default)]
     pub overrides: Vec<OverrideConfig>,
@@ -115,13 +123,14 @@ impl LimitConfig {
     pub fn new(name: String, key: Vec<KeyPart>, rate: Rate, burst: Option<u64>) -> Self {
         Self {
             name: Some(LimitName(name)),
+            was: None,
             condition: ConditionConfig::default(),
             exempt: Vec::new(),
             key: key.into_iter().map(KeyPartConfig).collect(),
             missing: Missing::default(),
             rate: Some(RateText(rate)),
             burst: burst.map(Burst),
-            cost: Cost::default(),
+            cost: CostConfig::default(),
             overrides: Vec::new(),
             mode: Mode::default(),
             expose: default_expose(),
@@ -168,10 +177,16 @@ impl LimitConfig {
                 .ok()
         });
         let name = self.name.as_ref().map(|name| name.0.clone()).unwrap_or_default();
-        let overrides = self.compile_overrides(&name, &rule, ipv6_prefix, &mut faults);
-        match (quota, Tokens::from_whole(self.cost.0)) {
+        let was = self.was.as_ref().map(|was| was.0.clone());
+        if was.as_ref().is_some_and(|was| *was == name) {
+            faults.push(Fault::new(["was".into()], "is the limit's present name: leave it out"));
+        }
+        let identity = was.as_ref().unwrap_or(&name);
+        let overrides = self.compile_overrides(identity, &rule, ipv6_prefix, &mut faults);
+        match (quota, self.cost.compile()) {
             (Some(quota), Some(cost)) if faults.is_empty() => Ok(LimitSpec {
                 name,
+                was,
                 rule,
                 quota,
                 cost,
@@ -185,12 +200,12 @@ impl LimitConfig {
 
     fn compile_overrides(
         &self,
-        name: &str,
+        identity: &str,
         rule: &Rule,
         ipv6_prefix: u8,
         faults: &mut Vec<Fault>,
     ) -> HashMap<BucketId, Quota> {
-        let seed = Limit::seed(name, rule);
+        let seed = Limit::seed(identity, rule);
         let mut overrides = HashMap::new();
         for (index, element) in self.overrides.iter().enumerate() {
             let at: [PathSegment; 2] = ["overrides".into(), index.into()];
@@ -251,12 +266,11 @@ impl LimitConfig {
         let Some(quota) = Quota::try_new(rate.0, tokens) else {
             return fault("burst", format!("{tokens} is not from 1 to {}", Tokens::MAX_WHOLE));
         };
-        if !rate.0.is_blocked() && self.cost.0 > tokens {
+        if !rate.0.is_blocked()
+            && let Some(which) = self.cost.above(tokens)
+        {
             let source = if burst.is_some() { "" } else { " (by default the N of the rate)" };
-            let message = format!(
-                "no request would ever pass: each costs {}, above the burst of {tokens}{source}",
-                self.cost.0
-            );
+            let message = format!("{which}, above the burst of {tokens}{source}");
             return fault(if burst.is_some() { "burst" } else { "rate" }, message);
         }
         Ok(quota)

@@ -1,11 +1,9 @@
 //! How the scalars of a limit are written.
 
-use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::super::limit::Mode;
@@ -90,61 +88,11 @@ notation!(
     { "type": "integer", "minimum": 1, "maximum": 1_000_000_000_000_u64 }
 );
 
-fn whole_tokens(text: &str) -> Result<u64, String> {
+pub(super) fn whole_tokens(text: &str) -> Result<u64, String> {
     text.parse()
         .ok()
         .filter(|tokens| (1..=Tokens::MAX_WHOLE).contains(tokens))
         .ok_or_else(|| format!("`{text}` is not a whole number from 1 to {}", Tokens::MAX_WHOLE))
-}
-
-/// What one request costs, in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cost(pub u64);
-
-impl Default for Cost {
-    fn default() -> Self {
-        Self(1)
-    }
-}
-
-impl<'de> Deserialize<'de> for Cost {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Number;
-        impl<'de> Visitor<'de> for Number {
-            type Value = Cost;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a whole number of tokens")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Cost, E> {
-                whole_tokens(text).map(Cost).map_err(E::custom)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, _: A) -> Result<Cost, A::Error> {
-                Err(de::Error::custom(format!("a list of costs is {NOT_SUPPORTED}")))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Cost, A::Error> {
-                Err(de::Error::custom(format!("a cost from a header is {NOT_SUPPORTED}")))
-            }
-        }
-        deserializer.deserialize_any(Number)
-    }
-}
-
-impl JsonSchema for Cost {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Cost".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "integer", "minimum": 1, "maximum": Tokens::MAX_WHOLE, "default": 1 })
-    }
 }
 
 /// No time at all: requests are not held in this version.

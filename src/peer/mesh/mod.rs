@@ -329,6 +329,10 @@ impl Mesh {
                 // Whoever asked may have given up meanwhile.
                 let _ = done.send(self.engine.reset(&what, now));
             }
+            Command::Reload { done } => {
+                self.engine.reload(now);
+                let _ = done.send(());
+            }
             Command::Partition { cut, done } => {
                 self.partitioned = cut;
                 let ids: Vec<SessionId> = self.sessions.keys().copied().collect();

@@ -625,10 +625,8 @@ impl Engine {
         wanted: impl FnOnce(&Ledger) -> bool,
         now: Timestamp,
     ) -> bool {
-        let limits = &self.limits;
         let companion = self.limiter.companion();
-        let flushed = self.limiter.store().with_existing(bucket, |slot| {
-            let quota = limits.get(slot.limit)?.quota(bucket);
+        let flushed = self.limiter.with_existing(bucket, |slot, quota| {
             slot.companion.as_deref().filter(|ledger| wanted(ledger))?;
             companion.advance(slot, quota, now);
             let ledger = slot.companion.as_deref_mut()?;
@@ -651,15 +649,13 @@ impl Engine {
     /// Looks at a bucket: tells the peers if need be, and schedules the next look.
     fn look(&mut self, bucket: BucketId, now: Timestamp) {
         let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        let limits = &self.limits;
         let companion = self.limiter.companion();
         let pace = Pace {
             replicas: companion.replicas(),
             sync: nanos(self.settings.sync_interval),
             tick: nanos(TICK),
         };
-        let seen = self.limiter.store().with_existing(bucket, |slot| {
-            let quota = limits.get(slot.limit)?.quota(bucket);
+        let seen = self.limiter.with_existing(bucket, |slot, quota| {
             slot.companion.as_ref()?;
             companion.advance(slot, quota, now);
             let (net, level) = (slot.net(), slot.bucket.level());

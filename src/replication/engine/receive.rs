@@ -158,10 +158,9 @@ impl Engine {
         self.check_key(index, entry.bucket, entry.key.as_deref())?;
         let companion = self.limiter.companion();
         let Some(limit) = self.limits.get(index) else { return Ok(()) };
-        let quota = limit.quota(entry.bucket);
         let (bucket, key) = (entry.bucket, entry.key.as_deref());
         let life = self.limiter.store().new_life();
-        let applied = self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
+        let applied = self.limiter.with_quota(bucket, index, limit, key, now, |slot, quota| {
             companion.advance(slot, quota, now);
             companion.ensure_ledger(bucket, slot, now);
             if follow_epoch(slot, bucket, entry.epoch, life, companion, quota, now) {
@@ -218,10 +217,9 @@ impl Engine {
         self.name_origins(row, now);
         let (me, origins, companion) = (self.me, &self.origins, self.limiter.companion());
         let Some(limit) = self.limits.get(index) else { return Ok(()) };
-        let quota = limit.quota(row.bucket);
         let (bucket, key) = (row.bucket, row.key.as_deref());
         let life = self.limiter.store().new_life();
-        let forgiven = self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
+        let forgiven = self.limiter.with_quota(bucket, index, limit, key, now, |slot, quota| {
             companion.advance(slot, quota, now);
             companion.ensure_ledger(bucket, slot, now);
             if follow_epoch(slot, bucket, row.epoch, life, companion, quota, now) {

@@ -52,10 +52,9 @@ impl Engine {
     ) -> Option<usize> {
         let (limits, companion) = (&self.limits, self.limiter.companion());
         let limit = limits.get(index)?;
-        let quota = limit.quota(bucket);
         let existed = self.limiter.store().with_existing(bucket, |_| ()).is_some();
         let life = self.limiter.store().new_life();
-        self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
+        self.limiter.with_quota(bucket, index, limit, key, now, |slot, quota| {
             companion.ensure_ledger(bucket, slot, now);
             let before = slot.companion.as_deref().map_or(0, Ledger::epoch);
             let epoch = before.max(companion.epochs().of_limit(index)) + 1;
@@ -81,11 +80,10 @@ impl Engine {
                 behind.push(bucket);
             }
         });
-        let Some(limit) = self.limits.get(index) else { return 0 };
         for bucket in &behind {
             let life = self.limiter.store().new_life();
-            self.limiter.store().with_existing(*bucket, |slot| {
-                empty(slot, *bucket, life, companion, limit.quota(*bucket), now);
+            self.limiter.with_existing(*bucket, |slot, quota| {
+                empty(slot, *bucket, life, companion, quota, now);
             });
         }
         behind.len()

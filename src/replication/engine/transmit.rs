@@ -106,9 +106,8 @@ impl Engine {
             let Some(peer) = self.peers.get_mut(&incarnation) else { break };
             let Some((bucket, base)) = peer.pending.pop() else { break };
             let origin = peer.origin;
-            let (limits, companion) = (&self.limits, self.limiter.companion());
-            let made = self.limiter.store().with_existing(bucket, |slot| {
-                let quota = limits.get(slot.limit)?.quota(bucket);
+            let companion = self.limiter.companion();
+            let made = self.limiter.with_existing(bucket, |slot, quota| {
                 companion.advance(slot, quota, now);
                 let level = slot.bucket.level();
                 let (spent, returned) = (slot.spent, slot.returned);
@@ -214,8 +213,7 @@ impl Engine {
     }
 
     fn row(&self, bucket: BucketId, now: Timestamp) -> Option<Row> {
-        let row = self.limiter.store().with_existing(bucket, |slot| {
-            let quota = self.limits.get(slot.limit)?.quota(bucket);
+        let row = self.limiter.with_existing(bucket, |slot, quota| {
             self.limiter.companion().advance(slot, quota, now);
             let epoch = slot.companion.as_ref().map_or(0, |ledger| ledger.epoch());
             let deficit = u64::try_from(true_deficit(slot, quota).micros()).unwrap_or(0);

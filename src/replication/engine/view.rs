@@ -94,15 +94,14 @@ impl Engine {
 
     /// One bucket, if it exists. One that does not is full.
     pub fn bucket(&self, bucket: BucketId, now: Timestamp) -> Option<BucketView> {
-        let view = self.limiter.store().with_existing(bucket, |slot| {
-            let quota = *self.limits.get(slot.limit)?.quota(bucket);
+        let view = self.limiter.with_existing(bucket, |slot, quota| {
             let level = if slot.companion.is_some() {
-                self.limiter.companion().advance(slot, &quota, now);
+                self.limiter.companion().advance(slot, quota, now);
                 slot.bucket.level()
             } else {
                 // Looking must not make a bucket seem used.
                 let mut bucket = slot.bucket;
-                bucket.advance(&quota, now);
+                bucket.advance(quota, now);
                 bucket.level()
             };
             let mut spent = vec![(self.me, slot.net())];
@@ -118,7 +117,7 @@ impl Engine {
                 bucket,
                 limit: slot.limit,
                 key: slot.key.as_deref().map(<[u8]>::to_vec),
-                quota,
+                quota: *quota,
                 level,
                 spent,
                 admitted: slot.admitted,

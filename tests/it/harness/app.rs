@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tidegate::app::{Addresses, App, Options};
-use tidegate::config;
+use tidegate::config::{self, Config};
 use tidegate::wire::tidegate::admin::v1 as pb;
 use tidegate::wire::tidegate::admin::v1::admin_client::AdminClient;
 use tokio::runtime::Runtime;
@@ -115,9 +115,13 @@ impl Network {
     pub fn start(&self, host: u8, spec: &Spec) -> Replica {
         let config = config::parse("test", &self.yaml(host, spec), &|_| None);
         let config = config.unwrap_or_else(|error| panic!("{error}"));
+        self.start_with(host, config, spec.workers)
+    }
+
+    /// Starts a replica of a configuration whose addresses are free ones.
+    pub fn start_with(&self, host: u8, config: Config, workers: usize) -> Replica {
         let name = format!("replica-{host}");
-        let options =
-            Options { workers: spec.workers, name: name.clone(), ip: None, addresses: None };
+        let options = Options { workers, name: name.clone(), ip: None, addresses: None };
         let (stop, stopped) = mpsc::channel(2);
         let (kill, killed) = oneshot::channel();
         let (bound_in, bound) = channel::channel();

@@ -1,7 +1,7 @@
 //! Limits in a few words.
 
 use tidegate::limiter::{
-    KeyPart, Limit, LimitSpec, Missing, Mode, PathPattern, Quota, Rule, Source, Tokens,
+    Cost, KeyPart, Limit, LimitSpec, Missing, Mode, PathPattern, Quota, Rule, Source,
 };
 
 /// A limit with a rate and its own burst, without a key.
@@ -10,15 +10,8 @@ pub struct LimitBuilder(LimitSpec);
 /// A limit called `name` of `rate`, such as `3/min`; its burst is the same number.
 pub fn limit(name: &str, rate: &str) -> LimitBuilder {
     let rate: tidegate::limiter::Rate = rate.parse().unwrap();
-    LimitBuilder(LimitSpec {
-        name: name.into(),
-        rule: Rule::default(),
-        quota: Quota::try_new(rate, rate.tokens()).unwrap(),
-        cost: Tokens::from_whole(1).unwrap(),
-        overrides: Default::default(),
-        mode: Mode::Enforce,
-        expose: true,
-    })
+    let quota = Quota::try_new(rate, rate.tokens()).unwrap();
+    LimitBuilder(LimitSpec::new(name, Rule::default(), quota))
 }
 
 impl LimitBuilder {
@@ -57,6 +50,11 @@ impl LimitBuilder {
 
     pub fn hidden(mut self) -> Self {
         self.0.expose = false;
+        self
+    }
+
+    pub fn costing(mut self, cost: Cost) -> Self {
+        self.0.cost = cost;
         self
     }
 

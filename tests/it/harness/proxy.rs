@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prometheus_client::registry::Registry;
 use tidegate::limiter::{Alone, Limit, LimitSet, Limiter};
-use tidegate::proxy::{Config, Handle, Metrics, Proxy};
+use tidegate::proxy::{Config, Handle, Metrics, Proxy, Tuner};
 use tidegate::runtime::{DrainControl, Failure, Stage, Supervisor};
 use tidegate::time::{Clock, Timestamp};
 use tokio::sync::mpsc;
@@ -26,6 +26,7 @@ pub struct TestProxy {
     pub address: SocketAddr,
     pub limiter: Arc<Limiter<Alone>>,
     pub handle: Handle,
+    pub tuner: Tuner<Alone>,
     control: DrainControl,
     clock: Clock,
     registry: Registry,
@@ -90,9 +91,19 @@ impl Setup {
         .unwrap();
         let (control, drain) = DrainControl::new();
         let (supervisor, failures) = Supervisor::new();
+        let tuner = proxy.tuner();
         let handle = proxy.start(&supervisor, drain).unwrap();
         let failures = Mutex::new(failures);
-        TestProxy { address, limiter, handle, control, clock: self.clock, registry, failures }
+        TestProxy {
+            address,
+            limiter,
+            handle,
+            tuner,
+            control,
+            clock: self.clock,
+            registry,
+            failures,
+        }
     }
 }
 
@@ -109,6 +120,12 @@ impl TestProxy {
     pub fn statuses(&self, count: usize, fields: &[(&str, &str)]) -> Vec<u16> {
         let mut connection = self.connect();
         (0..count).map(|_| connection.get_with("/", fields).status).collect()
+    }
+
+    /// Puts other limits in force.
+    pub fn reload(&self, limits: impl IntoIterator<Item = LimitBuilder>) {
+        let limits = LimitSet::new(limits.into_iter().map(LimitBuilder::build));
+        self.limiter.reload(limits, self.clock.now()).unwrap();
     }
 
     /// Moves a frozen clock.

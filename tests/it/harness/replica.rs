@@ -1,7 +1,7 @@
 //! A replica without a proxy: a limiter and its mesh on a runtime of their own,
 //! so that killing it ends all its sockets at once, as the end of a process does.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,8 +11,8 @@ use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
 use tidegate::discovery;
 use tidegate::limiter::{
-    Attributes, BucketId, Client, Condition, KeyBuf, KeyPart, Limit, LimitSet, LimitSpec, Missing,
-    Mode, Quota, Rule, Source, Tokens,
+    Attributes, BucketId, Client, KeyBuf, KeyPart, Limit, LimitSet, LimitSpec, Quota, Rule, Source,
+    Tokens,
 };
 use tidegate::peer::{Config, Mesh, MeshHandle, Metrics, Replica as Identity, Surroundings};
 use tidegate::replication::{BucketView, Companion, Engine, PeerView, ReplicatedLimiter};
@@ -284,20 +284,8 @@ pub async fn known(replicas: &[&Replica], key: &str, spent: &[u64]) {
 
 /// A limit whose buckets are named by the header `x-key`.
 pub fn per_key(name: &str, quota: Quota) -> Limit {
-    Limit::new(LimitSpec {
-        name: name.to_owned(),
-        rule: Rule {
-            condition: Condition::default(),
-            exempt: Vec::new(),
-            key: vec![KeyPart::new(Source::Header("x-key".to_owned()), false)],
-            missing: Missing::Shared,
-        },
-        quota,
-        cost: Tokens::from_whole(1).unwrap(),
-        overrides: HashMap::new(),
-        mode: Mode::Enforce,
-        expose: true,
-    })
+    let key = vec![KeyPart::new(Source::Header("x-key".to_owned()), false)];
+    Limit::new(LimitSpec::new(name, Rule { key, ..Rule::default() }, quota))
 }
 
 /// A request of which only the header `x-key` matters.
