@@ -140,6 +140,7 @@ impl App {
             options.workers,
         )
         .context("proxy")?;
+        let proxy = proxy.with_access_log(config.telemetry.access_log);
 
         let replica = Replica::try_new(options.name.clone(), options.ip)
             .map_err(|error| anyhow!("the system gives no random bits: {error}"))?;
