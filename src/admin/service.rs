@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_core::Stream;
 use futures_util::stream;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
@@ -43,7 +43,7 @@ const WATCH_ALL: Duration = Duration::from_millis(500);
 pub struct AdminService<C> {
     means: Arc<Means<C>>,
     log: Option<log::Control>,
-    configuration: Option<watch::Receiver<Configuration>>,
+    configuration: Option<Arc<dyn Fn() -> Configuration + Send + Sync>>,
     listings: Arc<Semaphore>,
     watches: Arc<Semaphore>,
 }
@@ -60,7 +60,7 @@ pub(super) struct Means<C> {
 pub struct Configuration {
     /// The whole of it with every default, as YAML.
     pub yaml: String,
-    /// A hash of it.
+    /// A hash of the file; empty for flags.
     pub hash: String,
     /// The file it came from; empty for flags.
     pub file: String,
@@ -95,8 +95,11 @@ impl<C: Cluster> AdminService<C> {
 
     /// The same, which also tells of the configuration.
     #[must_use]
-    pub fn with_configuration(self, configuration: watch::Receiver<Configuration>) -> Self {
-        Self { configuration: Some(configuration), ..self }
+    pub fn with_configuration(
+        self,
+        configuration: impl Fn() -> Configuration + Send + Sync + 'static,
+    ) -> Self {
+        Self { configuration: Some(Arc::new(configuration)), ..self }
     }
 
     async fn mesh(&self) -> Result<MeshView, Status> {
@@ -348,7 +351,7 @@ impl<C: Cluster> Admin for AdminService<C> {
             return Err(Status::failed_precondition("this process has no configuration to show"));
         };
         let Configuration { yaml, hash, file, loaded_at, last_error, needs_restart } =
-            configuration.borrow().clone();
+            configuration();
         let (last_error, last_error_at) = last_error.unzip();
         Ok(Response::new(pb::GetConfigResponse {
             yaml,

@@ -41,6 +41,8 @@ pub enum Applicability {
         exists: bool,
         /// The bucket's level before the request.
         level: Tokens,
+        /// What the request costs there.
+        cost: Tokens,
         /// The index in [`Decision::checks`]; none if another limit refuses the
         /// request for a missing part, so that no bucket is asked.
         check: Option<usize>,
@@ -122,6 +124,7 @@ impl<C: Companion> Limiter<C> {
                         bucket: charge.bucket,
                         exists,
                         level: slot.bucket.level(),
+                        cost: charge.cost,
                         check: Some(charges.len()),
                     };
                     charges.push(charge);
@@ -160,7 +163,7 @@ mod tests {
 
     use super::super::testing::FakeRequest;
     use super::super::{
-        Alone, Check, Condition, Field, KeyPart, Limit, LimitSet, LimitSpec, Missing, Mode,
+        Alone, Check, Condition, Cost, Field, KeyPart, Limit, LimitSet, LimitSpec, Missing, Mode,
         PathPattern, Rule, Source,
     };
     use super::*;

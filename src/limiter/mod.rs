@@ -147,7 +147,7 @@ pub struct Limiter<C: Companion> {
 /// Where a decision finds its buckets: in the store, or in copies of them, so
 /// that the same steps tell beforehand what would be decided.
 trait Ground<C: Companion> {
-    /// Runs `f` on the bucket of `charge`.
+    /// Runs `f` on the bucket of `charge`, with its quota in force.
     fn at<R>(
         &mut self,
         limiter: &Limiter<C>,

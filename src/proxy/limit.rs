@@ -23,6 +23,7 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower::{Layer, Service};
 
+use super::access::Note;
 use super::config::HeaderStyle;
 use super::fields::{Fields, Presentation};
 use super::metrics::{CheckTotals, Metrics};
@@ -216,7 +217,8 @@ where
         if is_preflight(&parts) {
             return self.pass(Request::from_parts(parts, body), None, None);
         }
-        let attributes = HttpRequest::new(&parts, self.find_client.find(&parts));
+        let client = self.find_client.find(&parts);
+        let attributes = HttpRequest::new(&parts, client);
         let decision = self.enforcer.limiter.decide(&attributes, self.enforcer.clock.now());
         let presentation = self.enforcer.presentation();
         for check in &decision.checks {

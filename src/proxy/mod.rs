@@ -40,6 +40,7 @@ use crate::limiter::{Companion, Limiter};
 use crate::runtime::{Drain, ListenAddr, Supervisor};
 use crate::time::Clock;
 
+mod access;
 mod body;
 mod client;
 mod config;
@@ -82,6 +83,7 @@ pub struct Proxy<C: Companion> {
     live: SharedLive,
     clock: Clock,
     metrics: Metrics,
+    access_log: bool,
 }
 
 /// A proxy that serves. Dropping the handle changes nothing.
@@ -117,8 +119,22 @@ impl<C: Companion> Proxy<C> {
         let enforcer =
             Arc::new(Enforcer::new(limiter, clock.clone(), metrics.clone(), config.headers));
         let live = Arc::new(ArcSwap::from_pointee(Live::new(&config)));
-        let proxy = Self { listeners, config: Arc::new(config), enforcer, live, clock, metrics };
+        let proxy = Self {
+            listeners,
+            config: Arc::new(config),
+            enforcer,
+            live,
+            clock,
+            metrics,
+            access_log: false,
+        };
         Ok((proxy, address))
+    }
+
+    /// The same, which logs a line for every request if `on`.
+    #[must_use]
+    pub fn with_access_log(self, on: bool) -> Self {
+        Self { access_log: on, ..self }
     }
 
     /// What changes the proxy while it runs.
@@ -146,6 +162,7 @@ impl<C: Companion> Proxy<C> {
                 enforcer: Arc::clone(&self.enforcer),
                 live: Arc::clone(&self.live),
                 clock: self.clock.clone(),
+                access_log: self.access_log,
                 metrics: self.metrics.clone(),
                 open: Arc::clone(&open),
                 drain: drain.clone(),

@@ -107,8 +107,17 @@ impl<C: Companion> Preview<C> {
 
     /// What would become of a request with the head `parts`. Nothing is spent,
     /// counted or kept.
-    pub fn foresee(&self, mut parts: Parts, asking: Asking) -> Foreseen {
+    pub fn foresee(&self, parts: Parts, asking: Asking) -> Foreseen {
         let (client, found) = self.client(asking, &parts.headers);
+        let grant = self.live.load().cors.grant(&parts.headers);
+        let mut foreseen = self.foresee_without_grant(parts, client, found);
+        if let (Some(grant), Some(answer)) = (grant, &mut foreseen.answer) {
+            grant.insert(answer.headers_mut());
+        }
+        foreseen
+    }
+
+    fn foresee_without_grant(&self, mut parts: Parts, client: Client, found: Found) -> Foreseen {
         let admitted = admit(&mut parts, self.max_body);
         let request = HttpRequest::new(&parts, client);
         let mut foreseen = Foreseen {

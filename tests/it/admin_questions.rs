@@ -397,7 +397,7 @@ async fn the_configuration_is_told_with_the_last_error() {
     };
     let (sender, receiver) = tokio::sync::watch::channel(first.clone());
     let replica = Replica::start_dressed(limit_set(), Vec::new(), Bounds::default(), |service| {
-        service.with_configuration(receiver)
+        service.with_configuration(move || receiver.borrow().clone())
     })
     .await;
     let mut client = replica.client().await;
