@@ -159,7 +159,7 @@ fn limits(
         if let Applicability::Applies { key, bucket, exists, level, cost, check } = applicability {
             let check = check.and_then(|check| explanation.decision.checks.get(check));
             let quota = check.map_or(limit.quota(*bucket), |check| &check.quota);
-            let cost = check.map_or(limit.cost().most(), |check| check.cost);
+            let cost = check.map_or(*cost, |check| check.cost);
             told.bucket_id = bucket.to_string();
             told.key = convert::key_parts(key, limit.rule());
             told.bucket_exists = *exists;
@@ -168,7 +168,7 @@ fn limits(
             told.rate = Some(convert::rate(quota.rate()));
             (told.cost, told.cost_micros) = (cost.as_f64(), cost.micros());
             let taken = check.is_some_and(|check| check.outcome == Outcome::Admitted);
-            let due = check.filter(|_| !taken && level < cost).map_or(Due::Now, |check| check.due);
+            let due = check.filter(|_| !taken && *level < cost).map_or(Due::Now, |check| check.due);
             told.due_in = match due {
                 Due::Now => Some(convert::duration(0)),
                 Due::In(nanos) => Some(convert::duration(nanos)),

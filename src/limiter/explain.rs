@@ -163,7 +163,7 @@ mod tests {
 
     use super::super::testing::FakeRequest;
     use super::super::{
-        Alone, Check, Condition, Cost, Field, KeyPart, Limit, LimitSet, LimitSpec, Missing, Mode,
+        Alone, Check, Condition, Field, KeyPart, Limit, LimitSet, LimitSpec, Missing, Mode,
         PathPattern, Rule, Source,
     };
     use super::*;

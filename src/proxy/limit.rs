@@ -226,6 +226,9 @@ where
                 view.metrics.count(check.outcome);
             }
         }
+        if let Some(note) = parts.extensions.get::<Note>() {
+            note.judge(&presentation, &decision, client);
+        }
         let mut fields = presentation.fields(&decision, self.enforcer.style());
         if let Some(check) = decision.refusal() {
             let limit = presentation.name(check.limit);
