@@ -787,3 +787,41 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn the_effective_configuration_reads_back_as_itself_and_tells_no_secret() {
+    let text = r#"
+proxy: { upstream: "http://127.0.0.1:3000", trusted_proxies: [10.0.0.0/8] }
+limits:
+  - name: a
+    was: b
+    match: { path: /api/, methods: [GET], host: a.example, headers: { x-env: prod } }
+    exempt: [ { path: /api/health }, { cidrs: [10.1.0.0/16] } ]
+    key: [client_ip, { header: x-api-key, secret: true }]
+    missing: skip
+    rate: 100/min
+    overrides: [ { key: [203.0.113.7, hunter2], rate: 1000/min, burst: 200 } ]
+    mode: shadow
+  - { name: c, rate: 0/s, key: [] }
+  - { name: d, rate: 5/10s, burst: 7, cost: [ { match: { path: /x }, cost: 5 } ] }
+  - { name: e, rate: 5/s, cost: { header: x-cost, max: 3 }, expose: false }
+replication: { peers: { static: ["127.0.0.1:9401"] }, insecure: true }
+"#;
+    let config = parse("a", text, &|_| None).unwrap();
+    let effective = config.effective();
+    assert!(!effective.contains("hunter2") && effective.contains("(secret)"), "{effective}");
+    let again =
+        parse("b", &effective, &|_| None).unwrap_or_else(|error| panic!("{error}\n{effective}"));
+    assert_eq!(again.effective(), effective);
+    assert!(config.needs_restart(&again).is_empty());
+    let same = |config: &Config| {
+        let limits = config.limits();
+        limits
+            .iter()
+            .map(|(_, l)| {
+                format!("{:?} {:?} {:?} {:?}", l.name(), l.rule(), l.default_quota(), l.cost())
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(same(&config), same(&again));
+}

@@ -131,6 +131,8 @@ pub(crate) struct Cluster {
     links: BTreeMap<u64, Link>,
     /// Which part of the network each node is in; different parts cannot talk.
     part: Vec<usize>,
+    /// What discovery answers to nodes that start; all that are alive if empty.
+    listed: Vec<usize>,
     counter: u64,
     trace: blake3::Hasher,
     pub(crate) frame_count: u64,
@@ -148,6 +150,7 @@ impl Cluster {
             frames: BTreeMap::new(),
             links: BTreeMap::new(),
             part: Vec::new(),
+            listed: Vec::new(),
             counter: 0,
             trace: blake3::Hasher::new(),
             frame_count: 0,
@@ -213,9 +216,15 @@ impl Cluster {
         self.kill(node);
     }
 
+    /// From now on discovery names only these nodes.
+    pub(crate) fn only_lists(&mut self, nodes: &[usize]) {
+        self.listed = nodes.to_vec();
+    }
+
     fn list(&mut self) {
         let all: BTreeSet<SocketAddr> = (0..self.nodes.len())
             .filter(|node| self.nodes[*node].alive)
+            .filter(|node| self.listed.is_empty() || self.listed.contains(node))
             .map(Self::address)
             .collect();
         for node in 0..self.nodes.len() {

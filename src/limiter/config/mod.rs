@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 mod condition;
 mod cost;
+mod effective;
 mod key;
 mod text;
 

@@ -330,6 +330,10 @@ impl Mesh {
                 self.engine.reload(now);
                 let _ = done.send(());
             }
+            Command::Reset { what, done } => {
+                // Whoever asked may have given up meanwhile.
+                let _ = done.send(self.engine.reset(&what, now));
+            }
             Command::Partition { cut, done } => {
                 self.partitioned = cut;
                 let ids: Vec<SessionId> = self.sessions.keys().copied().collect();

@@ -56,6 +56,8 @@ const NAMED_FOR: Duration = Duration::from_secs(60);
 const EPOCH_OUTLIVES: Duration = Duration::from_secs(60);
 /// How often what is no longer needed is looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// Addresses of others that a Hello names at most.
+const MAX_HINTS_SENT: usize = 64;
 /// Sessions at most, so that strangers cannot use up memory.
 const MAX_SESSIONS: usize = 1024;
 /// How many join timeouts a peer that answered may take for its snapshot.
@@ -285,10 +287,20 @@ impl Engine {
             name: self.settings.name.clone(),
             address: self.settings.address.clone(),
             limits: declare(&self.limits),
-            peers: Vec::new(),
+            peers: self.known_addresses(),
             joining: !self.joined,
             revision,
         }
+    }
+
+    /// Addresses of peers in session, as hints for others.
+    fn known_addresses(&self) -> Vec<String> {
+        self.peers
+            .values()
+            .filter(|peer| peer.session.is_some() && !peer.address.is_empty())
+            .map(|peer| peer.address.clone())
+            .take(MAX_HINTS_SENT)
+            .collect()
     }
 
     /// A session begins with the peer's first frame, which must be a Hello. The
@@ -315,6 +327,9 @@ impl Engine {
         let replaces = self.admit(side, &hello)?;
         if let Some(old) = replaces {
             self.close(old, now);
+        }
+        for hint in hello.peers.iter().filter_map(|hint| hint.parse().ok()) {
+            self.contacts.hint(hint);
         }
         let address = match side {
             Side::Dialled(address) => address.to_string(),

@@ -226,6 +226,9 @@ impl Engine {
             if deficit == 0 && epoch == 0 && pause.is_none() {
                 return None;
             }
+            // So that the row is of the same life as every entry that follows it;
+            // otherwise its receivers would take those for another origin's.
+            self.limiter.companion().ensure_ledger(bucket, slot, now);
             let me = Contribution {
                 incarnation: self.me,
                 generation: 0,

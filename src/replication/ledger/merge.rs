@@ -6,8 +6,10 @@ use crate::replication::frame::{Incarnation, Row};
 use crate::replication::pause::Pause;
 use crate::time::Timestamp;
 
-/// How much later than this replica another one may hear of a peer's spending.
-const UNHEARD_NANOS: u64 = 1_000_000_000;
+/// How much later than this replica another one may hear of a peer's spending:
+/// replicas that meet at once may each be looked up and dialled anew, which takes
+/// some seconds.
+const UNHEARD_NANOS: u64 = 10_000_000_000;
 
 /// Merges a row of a snapshot from `from` into `slot`, whose bucket was advanced
 /// to `now` and which has a ledger of the row's epoch. Returns what the debt cap

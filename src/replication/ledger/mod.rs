@@ -185,7 +185,7 @@ impl Peer {
 }
 
 /// The replicated part of one bucket.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Ledger {
     generation: u32,
     epoch: u64,
@@ -702,6 +702,11 @@ impl Ledger {
     /// How often the bucket was reset.
     pub(super) const fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Micro-tokens that peers spent, net, as far as it is known here.
+    pub fn spent_elsewhere(&self) -> u64 {
+        self.spent_by_peers().fold(0, |sum, (_, net)| sum.saturating_add(net))
     }
 
     /// What each peer spent, net, for operators.
