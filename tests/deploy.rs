@@ -196,7 +196,7 @@ impl Files {
     /// The arguments of the last such instruction of the Dockerfile.
     fn instruction(&self, name: &str) -> &str {
         let lines = self.text("Dockerfile").lines();
-        let found = lines.filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).last();
+        let found = lines.filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).next_back();
         found.unwrap_or_else(|| panic!("no {name} in the Dockerfile"))
     }
 

@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use crate::limiter::BucketId;
-use crate::replication::{BucketView, Incarnation, PeerView};
+use crate::replication::{BucketView, Incarnation, PeerView, Reset};
 
 /// The cluster as this replica knows it. Implemented over the mesh.
 pub trait Cluster: Send + Sync + 'static {
@@ -22,6 +22,10 @@ pub trait Cluster: Send + Sync + 'static {
         &self,
         ids: Vec<BucketId>,
     ) -> impl Future<Output = Result<Vec<Option<BucketView>>, Stopped>> + Send;
+
+    /// Makes buckets full again on every replica. Returns how many this replica
+    /// had, or `None` if there is no such limit.
+    fn reset(&self, what: Reset) -> impl Future<Output = Result<Option<usize>, Stopped>> + Send;
 }
 
 /// The mesh has ended, because the process is leaving.

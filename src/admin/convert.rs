@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::cluster::MeshView;
 use crate::limiter::{
-    BucketId, Condition, Due, KeyValue, Limit, LimitSet, Missing, Mode, Quota, Rate, Rule,
+    BucketId, Condition, Due, Field, KeyValue, Limit, LimitSet, Missing, Mode, Quota, Rate, Rule,
     TokenBucket, Tokens, key,
 };
+use crate::proxy::CheckTotals;
 use crate::replication::{BucketView, Incarnation, PeerState, PeerView};
 use crate::time::Timestamp;
 use crate::wire::tidegate::admin::v1 as pb;
@@ -53,11 +54,7 @@ pub(super) fn limit(limit: &Limit, buckets: u64) -> pb::Limit {
             Missing::Deny => pb::Missing::Deny,
         }
         .into(),
-        mode: match limit.mode() {
-            Mode::Enforce => pb::Mode::Enforce,
-            Mode::Shadow => pb::Mode::Shadow,
-        }
-        .into(),
+        mode: mode(limit.mode()).into(),
         cost: limit.cost().most().as_f64(),
         cost_micros: limit.cost().most().micros(),
         expose: limit.exposed(),
@@ -68,26 +65,38 @@ pub(super) fn limit(limit: &Limit, buckets: u64) -> pb::Limit {
     }
 }
 
+pub(super) const fn mode(mode: Mode) -> pb::Mode {
+    match mode {
+        Mode::Enforce => pb::Mode::Enforce,
+        Mode::Shadow => pb::Mode::Shadow,
+    }
+}
+
 /// A condition as text: what it names, in a fixed order; empty if it names
 /// nothing, and so holds for every request.
-fn condition(condition: &Condition) -> String {
+pub(super) fn condition(condition: &Condition) -> String {
+    let fields = [Field::Path, Field::Method, Field::Host].into_iter();
+    let headers = (0..condition.headers.len()).map(Field::Header);
+    let terms = fields.chain(headers).chain([Field::Client]).map(|field| term(condition, field));
+    terms.filter(|term| !term.is_empty()).collect::<Vec<_>>().join(", ")
+}
+
+/// What a condition says of one field; empty if it says nothing.
+pub(super) fn term(condition: &Condition, field: Field) -> String {
     let Condition { path, methods, host, headers, cidrs } = condition;
-    let mut terms = Vec::new();
-    if let Some(path) = path {
-        terms.push(format!("path {path}"));
+    match field {
+        Field::Path => path.as_ref().map(|path| format!("path {path}")),
+        Field::Method => (!methods.is_empty()).then(|| format!("method {}", methods.join("|"))),
+        Field::Host => host.as_ref().map(|host| format!("host {host}")),
+        Field::Header(index) => {
+            headers.get(index).map(|(name, value)| format!("header {name}={value}"))
+        }
+        Field::Client => (!cidrs.is_empty()).then(|| {
+            let nets: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
+            format!("client {}", nets.join("|"))
+        }),
     }
-    if !methods.is_empty() {
-        terms.push(format!("method {}", methods.join("|")));
-    }
-    if let Some(host) = host {
-        terms.push(format!("host {host}"));
-    }
-    terms.extend(headers.iter().map(|(name, value)| format!("header {name}={value}")));
-    if !cidrs.is_empty() {
-        let nets: Vec<String> = cidrs.iter().map(ToString::to_string).collect();
-        terms.push(format!("client {}", nets.join("|")));
-    }
-    terms.join(", ")
+    .unwrap_or_default()
 }
 
 /// A bucket; `None` if its limit is not in force.
@@ -176,6 +185,17 @@ pub(super) fn key_parts(canonical: &[u8], rule: &Rule) -> Vec<pb::KeyPart> {
             }
         })
         .collect()
+}
+
+pub(super) fn totals(limit: &str, totals: CheckTotals, buckets: u64) -> pb::LimitTotals {
+    pb::LimitTotals {
+        limit: limit.to_owned(),
+        admitted: totals.admitted,
+        refused: totals.refused,
+        shadow_refused: totals.shadow_refused,
+        not_charged: totals.not_charged,
+        buckets,
+    }
 }
 
 /// How much of the cluster is known.

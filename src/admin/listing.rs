@@ -15,12 +15,13 @@ use tonic::Status;
 
 use super::cluster::{Cluster, MeshView};
 use super::convert;
+use super::service::Means;
 use crate::limiter::BucketId;
-use crate::replication::{BucketView, ReplicatedLimiter};
+use crate::replication::BucketView;
 use crate::wire::tidegate::admin::v1 as pb;
 
 /// Buckets asked for at once: few enough that the mesh is not kept from its work.
-const GROUP: usize = 128;
+pub(super) const GROUP: usize = 128;
 /// A message is sent once it has this many bytes of buckets,
 const ENOUGH: usize = 64 * 1024;
 /// and never has more than this, unless a single bucket does.
@@ -35,8 +36,7 @@ pub(super) struct Filter {
 
 /// A listing under way.
 pub(super) struct Listing<C> {
-    pub(super) limiter: Arc<ReplicatedLimiter>,
-    pub(super) cluster: Arc<C>,
+    pub(super) means: Arc<Means<C>>,
     pub(super) ids: vec::IntoIter<BucketId>,
     pub(super) filter: Filter,
     /// How many buckets may still be told.
@@ -69,7 +69,7 @@ impl<C: Cluster> Listing<C> {
         let patience = self.patience;
         let slow = |_| Status::deadline_exceeded("the mesh did not answer in time");
         let gone = |stopped: super::Stopped| Status::unavailable(stopped.to_string());
-        let mesh = tokio::time::timeout(patience, self.cluster.mesh()).await.map_err(slow)?;
+        let mesh = tokio::time::timeout(patience, self.means.cluster.mesh()).await.map_err(slow)?;
         let mesh = mesh.map_err(gone)?;
         let mut size: usize = self.ready.iter().map(|(_, size)| size).sum();
         while size < ENOUGH && self.left > 0 {
@@ -77,7 +77,7 @@ impl<C: Cluster> Listing<C> {
             if group.is_empty() {
                 break;
             }
-            let views = tokio::time::timeout(patience, self.cluster.buckets(group)).await;
+            let views = tokio::time::timeout(patience, self.means.cluster.buckets(group)).await;
             size += self.take(views.map_err(slow)?.map_err(gone)?, &mesh);
         }
         let mut buckets = Vec::new();
@@ -93,7 +93,7 @@ impl<C: Cluster> Listing<C> {
 
     /// Makes those of `views` that are wanted ready; returns their size.
     fn take(&mut self, views: Vec<Option<BucketView>>, mesh: &MeshView) -> usize {
-        let limits = self.limiter.limits();
+        let limits = self.means.limiter.limits();
         let mut added = 0;
         for view in views.into_iter().flatten() {
             if self.left == 0 {

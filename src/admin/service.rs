@@ -4,18 +4,24 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_core::Stream;
 use futures_util::stream;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
+use tracing::info;
 
-use super::cluster::{Cluster, MeshView, Stopped};
-use super::convert;
-use super::listing::{Filter, Listing};
-use crate::limiter::{BucketId, KeyTextError, Limit, LimitIndex, LimitSet};
-use crate::replication::ReplicatedLimiter;
+use super::cluster::{Cluster, MeshView};
+use super::listing::{Filter, GROUP, Listing};
+use super::question::{self, Named, invalid, no_bucket, stopped};
+use super::top::busiest;
+use super::watch::{Subject, Watch};
+use super::{convert, explain};
+use crate::limiter::{BucketId, Limit, LimitIndex};
+use crate::proxy::Preview;
+use crate::replication::{BucketView, Companion, ReplicatedLimiter, Reset};
+use crate::telemetry::log;
 use crate::wire::tidegate::admin::v1 as pb;
 use crate::wire::tidegate::admin::v1::admin_server::Admin;
 
@@ -26,85 +32,92 @@ const MAX_LISTINGS: usize = 8;
 /// How long the mesh may take for one part of a listing.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Watches at the same time.
+const MAX_WATCHES: usize = 16;
+
+/// The shortest time between two looks at one bucket, and at all of them.
+const WATCH_BUCKET: Duration = Duration::from_millis(100);
+const WATCH_ALL: Duration = Duration::from_millis(500);
+
 /// Answers operators' questions.
 pub struct AdminService<C> {
-    limiter: Arc<ReplicatedLimiter>,
-    cluster: Arc<C>,
-    ipv6_prefix: u8,
+    means: Arc<Means<C>>,
+    log: Option<log::Control>,
+    configuration: Option<Arc<dyn Fn() -> Configuration + Send + Sync>>,
     listings: Arc<Semaphore>,
+    watches: Arc<Semaphore>,
+}
+
+/// What every question is answered from.
+pub(super) struct Means<C> {
+    pub(super) limiter: Arc<ReplicatedLimiter>,
+    pub(super) cluster: C,
+    pub(super) preview: Preview<Companion>,
+}
+
+/// The configuration in force, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Configuration {
+    /// The whole of it with every default, as YAML.
+    pub yaml: String,
+    /// A hash of the file; empty for flags.
+    pub hash: String,
+    /// The file it came from; empty for flags.
+    pub file: String,
+    /// When it was put in force.
+    pub loaded_at: SystemTime,
+    /// Why the last attempt to load another one failed, and when, if that was
+    /// after this one was put in force.
+    pub last_error: Option<(String, SystemTime)>,
+    /// Changes in the file that need a restart.
+    pub needs_restart: Vec<String>,
 }
 
 impl<C: Cluster> AdminService<C> {
-    /// A service that tells of the buckets of `limiter` in `cluster`. Addresses
-    /// in questions are grouped by `ipv6_prefix`, as those of clients are.
-    pub fn new(limiter: Arc<ReplicatedLimiter>, cluster: C, ipv6_prefix: u8) -> Self {
+    /// A service that tells of the buckets of `limiter` in `cluster`, and of what
+    /// `preview` foresees. Addresses in questions are grouped as those of
+    /// clients are.
+    pub fn new(limiter: Arc<ReplicatedLimiter>, cluster: C, preview: Preview<Companion>) -> Self {
         Self {
-            limiter,
-            cluster: Arc::new(cluster),
-            ipv6_prefix,
+            means: Arc::new(Means { limiter, cluster, preview }),
+            log: None,
+            configuration: None,
             listings: Arc::new(Semaphore::new(MAX_LISTINGS)),
+            watches: Arc::new(Semaphore::new(MAX_WATCHES)),
         }
+    }
+
+    /// The same, which also changes what is logged.
+    #[must_use]
+    pub fn with_log(self, log: Option<log::Control>) -> Self {
+        Self { log, ..self }
+    }
+
+    /// The same, which also tells of the configuration.
+    #[must_use]
+    pub fn with_configuration(
+        self,
+        configuration: impl Fn() -> Configuration + Send + Sync + 'static,
+    ) -> Self {
+        Self { configuration: Some(Arc::new(configuration)), ..self }
     }
 
     async fn mesh(&self) -> Result<MeshView, Status> {
-        self.cluster.mesh().await.map_err(stopped)
+        self.means.cluster.mesh().await.map_err(stopped)
     }
 
-    /// The bucket that a request names, and the limit if the request names it.
-    fn asked_for(
-        &self,
-        request: &pb::GetBucketRequest,
-        limits: &LimitSet,
-    ) -> Result<(BucketId, Option<LimitIndex>), Status> {
-        let by_name = || find(limits, &request.limit);
-        match &request.bucket {
-            None => Err(invalid("bucket", "either a `key` or an `id` is needed")),
-            Some(pb::get_bucket_request::Bucket::Id(id)) => {
-                let limit = if request.limit.is_empty() { None } else { Some(by_name()?.0) };
-                let id = convert::bucket_id(id)
-                    .ok_or_else(|| invalid("id", "32 hexadecimal digits are needed"))?;
-                Ok((id, limit))
-            }
-            Some(pb::get_bucket_request::Bucket::Key(key)) => {
-                if request.limit.is_empty() {
-                    return Err(invalid("limit", "a key needs the name of its limit"));
-                }
-                let (index, limit) = by_name()?;
-                Ok((self.bucket_of(key, limit)?, Some(index)))
-            }
-        }
+    async fn buckets(&self, ids: Vec<BucketId>) -> Result<Vec<Option<BucketView>>, Status> {
+        self.means.cluster.buckets(ids).await.map_err(stopped)
     }
 
-    fn bucket_of(&self, key: &pb::Key, limit: &Limit) -> Result<BucketId, Status> {
-        let mut values = Vec::with_capacity(key.parts.len());
-        for (index, part) in key.parts.iter().enumerate() {
-            values.push(match &part.value {
-                Some(pb::key_value::Value::Text(text)) => Some(text.as_str()),
-                Some(pb::key_value::Value::Missing(true)) => None,
-                Some(pb::key_value::Value::Missing(false)) | None => {
-                    let field = format!("key.parts[{index}]");
-                    return Err(invalid(&field, "either a `text` or `missing: true` is needed"));
-                }
-            });
-        }
-        let canonical = limit.rule().key_from_parts(&values, self.ipv6_prefix);
-        let canonical = canonical.map_err(|error| match &error {
-            KeyTextError::Count { .. } => {
-                let parts = limit.rule().parts_text();
-                let parts = if parts.is_empty() { "no parts" } else { &parts };
-                invalid("key.parts", &format!("{error}; limit `{}` has {parts}", limit.name()))
-            }
-            KeyTextError::Empty(_) | KeyTextError::Address(_) => {
-                invalid("key.parts", &error.to_string())
-            }
-        })?;
-        Ok(limit.bucket_id(canonical.as_bytes()))
+    fn ipv6_prefix(&self) -> u8 {
+        self.means.preview.ipv6_prefix()
     }
 }
 
 impl<C> fmt::Debug for AdminService<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdminService").field("ipv6_prefix", &self.ipv6_prefix).finish()
+        f.debug_struct("AdminService").finish_non_exhaustive()
     }
 }
 
@@ -112,14 +125,15 @@ impl<C> fmt::Debug for AdminService<C> {
 impl<C: Cluster> Admin for AdminService<C> {
     type ListBucketsStream =
         Pin<Box<dyn Stream<Item = Result<pb::ListBucketsResponse, Status>> + Send>>;
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<pb::WatchResponse, Status>> + Send>>;
 
     async fn list_limits(
         &self,
         _: Request<pb::ListLimitsRequest>,
     ) -> Result<Response<pb::ListLimitsResponse>, Status> {
-        let limits = self.limiter.limits();
+        let limits = self.means.limiter.limits();
         let mut buckets: HashMap<LimitIndex, u64> = HashMap::new();
-        self.limiter.store().for_each(|_, slot| *buckets.entry(slot.limit).or_default() += 1);
+        self.means.limiter.store().for_each(|_, slot| *buckets.entry(slot.limit).or_default() += 1);
         let limits = limits
             .iter()
             .map(|(index, limit)| {
@@ -134,9 +148,13 @@ impl<C: Cluster> Admin for AdminService<C> {
         request: Request<pb::GetBucketRequest>,
     ) -> Result<Response<pb::GetBucketResponse>, Status> {
         let request = request.into_inner();
-        let limits = self.limiter.limits();
-        let (id, index) = self.asked_for(&request, &limits)?;
-        let views = self.cluster.buckets(vec![id]).await.map_err(stopped)?;
+        let limits = self.means.limiter.limits();
+        let named = request.bucket.as_ref().map(|bucket| match bucket {
+            pb::get_bucket_request::Bucket::Key(key) => Named::Key(key),
+            pb::get_bucket_request::Bucket::Id(id) => Named::Id(id),
+        });
+        let (id, index) = question::bucket(&request.limit, named, &limits, self.ipv6_prefix())?;
+        let views = self.buckets(vec![id]).await?;
         let mesh = self.mesh().await?;
         let view = views.into_iter().next().flatten();
         let view = view.filter(|view| index.is_none_or(|index| view.limit == index));
@@ -154,11 +172,8 @@ impl<C: Cluster> Admin for AdminService<C> {
         request: Request<pb::ListBucketsRequest>,
     ) -> Result<Response<Self::ListBucketsStream>, Status> {
         let request = request.into_inner();
-        let limits = self.limiter.limits();
-        let limit = match request.limit.as_str() {
-            "" => None,
-            name => Some(find(&limits, name)?.0),
-        };
+        let limits = self.means.limiter.limits();
+        let limit = question::limit_or_all(&limits, &request.limit)?.map(|(index, _)| index);
         let permit = Arc::clone(&self.listings).try_acquire_owned().map_err(|_| {
             Status::resource_exhausted(format!(
                 "{MAX_LISTINGS} listings of buckets are under way; try again when one has ended"
@@ -166,14 +181,13 @@ impl<C: Cluster> Admin for AdminService<C> {
         })?;
         // Only identities are copied while a shard is locked.
         let mut ids = Vec::new();
-        self.limiter.store().for_each(|id, slot| {
+        self.means.limiter.store().for_each(|id, slot| {
             if limit.is_none_or(|limit| slot.limit == limit) {
                 ids.push(id);
             }
         });
         let listing = Listing {
-            limiter: Arc::clone(&self.limiter),
-            cluster: Arc::clone(&self.cluster),
+            means: Arc::clone(&self.means),
             ids: ids.into_iter(),
             filter: Filter { key_prefix: request.key_prefix, only_not_full: request.only_not_full },
             left: match request.max_count {
@@ -195,29 +209,179 @@ impl<C: Cluster> Admin for AdminService<C> {
         &self,
         _: Request<pb::ListPeersRequest>,
     ) -> Result<Response<pb::ListPeersResponse>, Status> {
-        let unsent = self.cluster.unsent().await.map_err(stopped)?;
+        let unsent = self.means.cluster.unsent().await.map_err(stopped)?;
         Ok(Response::new(convert::peers(&self.mesh().await?, unsent)))
     }
-}
 
-fn find<'a>(limits: &'a LimitSet, name: &str) -> Result<(LimitIndex, &'a Limit), Status> {
-    limits.find(name).ok_or_else(|| Status::not_found(format!("there is no limit `{name}`")))
-}
+    async fn top_keys(
+        &self,
+        request: Request<pb::TopKeysRequest>,
+    ) -> Result<Response<pb::TopKeysResponse>, Status> {
+        let request = request.into_inner();
+        let limits = self.means.limiter.limits();
+        let limit = question::limit_or_all(&limits, &request.limit)?.map(|(index, _)| index);
+        let by = question::ranking(request.by)?;
+        let count = question::count("count", request.count, 10, 1000)?;
+        let found = busiest(&self.means.limiter, limit, by, count);
+        let mut buckets = Vec::new();
+        let mesh = self.mesh().await?;
+        for group in found.ids.chunks(GROUP) {
+            let views = self.buckets(group.to_vec()).await?;
+            let known = views.iter().flatten();
+            buckets.extend(known.filter_map(|view| convert::bucket(view, &limits, &mesh)));
+        }
+        Ok(Response::new(pb::TopKeysResponse {
+            buckets,
+            knowledge: Some(convert::knowledge(&mesh)),
+            compared: found.compared,
+            dropped_not_full: self.means.limiter.evictions().1,
+        }))
+    }
 
-fn no_bucket(id: BucketId, limit: Option<&Limit>) -> Status {
-    let of = limit.map_or_else(String::new, |limit| format!(" of limit `{}`", limit.name()));
-    let full = limit.map_or_else(String::new, |limit| {
-        format!(" ({} of {} tokens)", limit.quota(id).burst(), limit.quota(id).burst())
-    });
-    Status::not_found(format!(
-        "there is no bucket {id}{of} here: the key was not used lately, so its bucket is full{full}"
-    ))
-}
+    async fn reset_bucket(
+        &self,
+        request: Request<pb::ResetBucketRequest>,
+    ) -> Result<Response<pb::ResetBucketResponse>, Status> {
+        use pb::reset_bucket_request::Bucket;
+        let pb::ResetBucketRequest { limit: name, bucket } = request.into_inner();
+        let limits = self.means.limiter.limits();
+        let named = || {
+            if name.is_empty() {
+                return Err(invalid("limit", "the name of a limit is needed"));
+            }
+            question::find(&limits, &name)
+        };
+        let what = match bucket {
+            None => return Err(invalid("bucket", "a `key`, an `id` or `all: true` is needed")),
+            Some(Bucket::All(false)) => return Err(invalid("all", "it must be true")),
+            Some(Bucket::All(true)) => Reset::Limit(named()?.0),
+            Some(Bucket::Key(key)) => {
+                let (index, limit) = named()?;
+                Reset::Key(index, question::canonical(&key, limit, self.ipv6_prefix())?)
+            }
+            Some(Bucket::Id(id)) => {
+                let asked = Some(Named::Id(&id));
+                let (id, index) = question::bucket(&name, asked, &limits, self.ipv6_prefix())?;
+                let known = self.means.limiter.store().with_existing(id, |slot| slot.limit);
+                match (index, known) {
+                    (Some(index), None) => Reset::Bucket(index, id),
+                    (index, Some(known)) if index.is_none_or(|index| index == known) => {
+                        Reset::Bucket(known, id)
+                    }
+                    (index, _) => {
+                        return Err(no_bucket(id, index.and_then(|index| limits.get(index))));
+                    }
+                }
+            }
+        };
+        let of = match &what {
+            Reset::Key(index, _) | Reset::Bucket(index, _) | Reset::Limit(index) => *index,
+        };
+        let of = limits.get(of).map_or("", Limit::name);
+        let one = match &what {
+            Reset::Key(index, key) => {
+                limits.get(*index).map(|limit| limit.bucket_id(key.as_bytes()))
+            }
+            Reset::Bucket(_, id) => Some(*id),
+            Reset::Limit(_) => None,
+        };
+        let bucket = one.map_or_else(|| "all".to_owned(), |id| id.to_string());
+        let reset = self.means.cluster.reset(what).await.map_err(stopped)?;
+        let Some(buckets) = reset else {
+            return Err(Status::not_found(format!("there is no limit `{of}` any more")));
+        };
+        info!(limit = of, bucket, buckets, "reset by an operator");
+        Ok(Response::new(pb::ResetBucketResponse {
+            buckets: buckets as u64,
+            knowledge: Some(convert::knowledge(&self.mesh().await?)),
+        }))
+    }
 
-fn invalid(field: &str, reason: &str) -> Status {
-    Status::invalid_argument(format!("{field}: {reason}"))
-}
+    async fn explain(
+        &self,
+        request: Request<pb::ExplainRequest>,
+    ) -> Result<Response<pb::ExplainResponse>, Status> {
+        let (parts, asking) = explain::request(request.into_inner())?;
+        let method = parts.method.clone();
+        let mesh = self.mesh().await?;
+        let foreseen = self.means.preview.foresee(parts, asking);
+        let response = explain::response(&method, &foreseen, convert::knowledge(&mesh));
+        Ok(Response::new(response))
+    }
 
-fn stopped(error: Stopped) -> Status {
-    Status::unavailable(error.to_string())
+    async fn watch(
+        &self,
+        request: Request<pb::WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let request = request.into_inner();
+        let limits = self.means.limiter.limits();
+        let named = request.bucket.as_ref().map(|bucket| match bucket {
+            pb::watch_request::Bucket::Key(key) => Named::Key(key),
+            pb::watch_request::Bucket::Id(id) => Named::Id(id),
+        });
+        let (subject, least) = if named.is_some() {
+            let (id, limit) = question::bucket(&request.limit, named, &limits, self.ipv6_prefix())?;
+            (Subject::Bucket(id, limit), WATCH_BUCKET)
+        } else {
+            let limit = question::limit_or_all(&limits, &request.limit)?;
+            let subject = Subject::Busiest {
+                limit: limit.map(|(_, name)| name),
+                by: question::ranking(request.by)?,
+                count: question::count("count", request.count, 10, 100)?,
+            };
+            (subject, WATCH_ALL)
+        };
+        let interval = question::interval(request.interval, least)?;
+        let permit = Arc::clone(&self.watches).try_acquire_owned().map_err(|_| {
+            Status::resource_exhausted(format!(
+                "{MAX_WATCHES} watches are under way; try again when one has ended"
+            ))
+        })?;
+        let watch = Watch::new(Arc::clone(&self.means), subject, interval, permit);
+        let messages =
+            stream::try_unfold(watch, |mut watch| async { Ok(Some((watch.next().await?, watch))) });
+        Ok(Response::new(Box::pin(messages)))
+    }
+
+    async fn get_config(
+        &self,
+        _: Request<pb::GetConfigRequest>,
+    ) -> Result<Response<pb::GetConfigResponse>, Status> {
+        let Some(configuration) = &self.configuration else {
+            return Err(Status::failed_precondition("this process has no configuration to show"));
+        };
+        let Configuration { yaml, hash, file, loaded_at, last_error, needs_restart } =
+            configuration();
+        let (last_error, last_error_at) = last_error.unzip();
+        Ok(Response::new(pb::GetConfigResponse {
+            yaml,
+            hash,
+            file,
+            loaded_at: Some(loaded_at.into()),
+            last_error: last_error.unwrap_or_default(),
+            last_error_at: last_error_at.map(Into::into),
+            needs_restart,
+        }))
+    }
+
+    async fn set_log_filter(
+        &self,
+        request: Request<pb::SetLogFilterRequest>,
+    ) -> Result<Response<pb::SetLogFilterResponse>, Status> {
+        let filter = request.into_inner().filter;
+        if filter.trim().is_empty() {
+            return Err(invalid("filter", "it is empty; `off` logs nothing"));
+        }
+        let Some(log) = &self.log else {
+            return Err(Status::failed_precondition("this process has no log to change"));
+        };
+        let previous = log.set(&filter).map_err(|error| match &error {
+            log::Error::Filter { .. } => invalid("filter", &error.to_string()),
+            log::Error::Ended(_) | log::Error::Taken(_) => {
+                Status::failed_precondition(error.to_string())
+            }
+        })?;
+        info!(%previous, %filter, "what is logged was changed by an operator");
+        Ok(Response::new(pb::SetLogFilterResponse { previous }))
+    }
 }

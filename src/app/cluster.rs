@@ -3,7 +3,7 @@
 use crate::admin::{Cluster, MeshView, ReplicaView, Stopped};
 use crate::limiter::BucketId;
 use crate::peer::MeshHandle;
-use crate::replication::BucketView;
+use crate::replication::{BucketView, Reset};
 
 /// Asks the mesh.
 #[derive(Debug)]
@@ -45,5 +45,9 @@ impl Cluster for MeshCluster {
             .mesh
             .inspect(move |engine, now| ids.iter().map(|id| engine.bucket(*id, now)).collect());
         views.await.map_err(|_| Stopped)
+    }
+
+    async fn reset(&self, what: Reset) -> Result<Option<usize>, Stopped> {
+        self.mesh.reset(what).await.map_err(|_| Stopped)
     }
 }

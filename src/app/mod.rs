@@ -16,7 +16,7 @@ use anyhow::{Context as _, anyhow, bail};
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
-use crate::admin::{AdminServer, AdminService, HttpServer, Pages, Status};
+use crate::admin::{AdminServer, AdminService, Configuration, HttpServer, Pages, Status};
 use crate::config::{Config, Source, Watch, reload::Status as ConfigStatus};
 use crate::discovery::{self, Discovery};
 use crate::peer::{self, Mesh, MeshHandle, Replica, Surroundings};
@@ -25,7 +25,7 @@ use crate::replication::{Companion, ReplicatedLimiter};
 use crate::runtime::{
     Drain, DrainControl, Failure, Gate, Hangups, OnExit, Readiness, Stage, Supervisor,
 };
-use crate::telemetry;
+use crate::telemetry::{self, log};
 use crate::time::Clock;
 
 mod cluster;
@@ -98,8 +98,10 @@ pub struct App {
     failures: mpsc::UnboundedReceiver<Failure>,
     gates: Gates,
     name: String,
+    file_name: String,
     report: Report,
     file: Option<(Watch, Hangups)>,
+    log: Option<log::Control>,
 }
 
 struct Gates {
@@ -138,6 +140,7 @@ impl App {
             options.workers,
         )
         .context("proxy")?;
+        let proxy = proxy.with_access_log(config.telemetry.access_log);
 
         let replica = Replica::try_new(options.name.clone(), options.ip)
             .map_err(|error| anyhow!("the system gives no random bits: {error}"))?;
@@ -204,8 +207,10 @@ impl App {
             failures,
             gates,
             name: options.name,
+            file_name: String::new(),
             report,
             file: None,
+            log: None,
         };
         Ok((app, bound))
     }
@@ -218,9 +223,17 @@ impl App {
     /// If SIGHUP cannot be listened for.
     pub fn following(mut self, path: impl Into<PathBuf>) -> anyhow::Result<Self> {
         let hangups = Hangups::listen().context("cannot listen for SIGHUP")?;
+        let path = path.into();
+        self.file_name = path.display().to_string();
         let hash = self.config.hash().unwrap_or_default();
         self.file = Some((Watch::new(Source::new(path), hash), hangups));
         Ok(self)
+    }
+
+    /// The same, whose operators can change what is logged.
+    #[must_use]
+    pub fn with_log(self, log: log::Control) -> Self {
+        Self { log: Some(log), ..self }
     }
 
     /// What others may hold of it.
@@ -243,8 +256,9 @@ impl App {
         let pages = pages(&self.name, &self.clock, &handle, self.metrics, Arc::clone(&peers));
         spawn_fallible(&supervisor, "telemetry", self.http.run(pages, drain.clone()));
         let cluster = MeshCluster::new(handle.mesh.clone(), self.name, &config.replication.group);
-        let service =
-            AdminService::new(Arc::clone(&handle.limiter), cluster, config.proxy.ipv6_prefix);
+        let service = AdminService::new(Arc::clone(&handle.limiter), cluster, self.proxy.preview())
+            .with_log(self.log)
+            .with_configuration(configuration(handle.config.clone(), self.file_name));
         let health = self.admin.health();
         spawn_fallible(&supervisor, "admin", self.admin.run(service, drain.clone()));
         supervisor.spawn("mesh", OnExit::Fail, self.mesh.run(drain.clone()));
@@ -340,6 +354,24 @@ fn spawn_fallible<E: std::fmt::Display>(
             error!(task = name, %error, "task failed");
         }
     });
+}
+
+/// What operators are told of the configuration.
+fn configuration(
+    status: watch::Receiver<ConfigStatus>,
+    file: String,
+) -> impl Fn() -> Configuration + Send + Sync + 'static {
+    move || {
+        let status = status.borrow();
+        Configuration {
+            yaml: status.effective.clone(),
+            hash: status.hash.clone().unwrap_or_default(),
+            file: file.clone(),
+            loaded_at: status.loaded_at,
+            last_error: status.last_error.clone().zip(status.last_error_at),
+            needs_restart: status.needs_restart.clone(),
+        }
+    }
 }
 
 fn pages(

@@ -63,8 +63,10 @@ impl Report {
     pub(super) fn register(registry: &mut Registry, config: &Config) -> Self {
         let (status, current) = watch::channel(Status {
             loaded_at: wall_clock(),
+            effective: config.effective(),
             hash: config.hash().map(str::to_owned),
             last_error: None,
+            last_error_at: None,
             needs_restart: Vec::new(),
         });
         let reloads = Family::<Result, Counter>::default();
@@ -96,7 +98,10 @@ impl Report {
             error!(problem, "the configuration is refused; the old one stays in force");
         }
         self.metrics.failure.inc();
-        self.status.send_modify(|status| status.last_error = Some(problems));
+        self.status.send_modify(|status| {
+            status.last_error = Some(problems);
+            status.last_error_at = Some(wall_clock());
+        });
     }
 
     fn loaded(&self, config: &Config, needs_restart: Vec<String>) {
@@ -108,7 +113,14 @@ impl Report {
         info!(hash, limits = config.limits().len(), "the configuration is reloaded");
         self.metrics.success.inc();
         self.metrics.last_success.set(seconds(loaded_at));
-        let status = Status { loaded_at, hash, last_error: None, needs_restart };
+        let status = Status {
+            loaded_at,
+            effective: config.effective(),
+            hash,
+            last_error: None,
+            last_error_at: None,
+            needs_restart,
+        };
         self.status.send_replace(status);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
 use super::client::{ClientArgs, Error, seconds};
@@ -27,6 +27,58 @@ pub enum BucketsCommand {
     List(ListArgs),
     /// Show one bucket
     Get(GetArgs),
+    /// Show the keys with the most refused requests or the most spent tokens
+    Top(TopArgs),
+    /// Make a bucket, or all buckets of a limit, full again on every replica
+    Reset(ResetArgs),
+}
+
+/// Arguments of `tidegate buckets reset`.
+#[derive(Clone, Debug, Args)]
+pub struct ResetArgs {
+    /// The limit's name
+    #[arg(required_unless_present = "id")]
+    pub limit: Option<String>,
+    /// The key's values, as for `get`
+    #[arg(value_name = "KEY_PART", conflicts_with_all = ["id", "all"])]
+    pub key: Vec<String>,
+    /// The bucket's identity, 32 hexadecimal digits, in place of a key
+    #[arg(long, value_name = "HEX", conflicts_with = "all")]
+    pub id: Option<String>,
+    /// All buckets of the limit
+    #[arg(long)]
+    pub all: bool,
+    /// Where to ask, and how to print
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// Arguments of `tidegate buckets top`.
+#[derive(Clone, Debug, Args)]
+pub struct TopArgs {
+    /// Only buckets of this limit
+    #[arg(long, value_name = "NAME")]
+    pub limit: Option<String>,
+    /// What counts
+    #[arg(long, value_enum, default_value_t)]
+    pub by: By,
+    /// At most this many, up to 1000
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10,
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub count: u32,
+    /// Where to ask, and how to print
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+/// What buckets are ranked by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    /// Requests that the replica refused
+    #[default]
+    Refused,
+    /// Tokens that all replicas spent
+    Spent,
 }
 
 /// Arguments of `tidegate buckets list`.
@@ -70,7 +122,7 @@ pub struct GetArgs {
 /// A bucket in JSON. Amounts are in tokens, or in millionths of one where the
 /// name says so.
 #[derive(Debug, Serialize)]
-struct Bucket {
+pub(super) struct Bucket {
     limit: String,
     id: String,
     key: Vec<KeyPart>,
@@ -101,7 +153,7 @@ pub(super) struct Rate {
 }
 
 #[derive(Debug, Serialize)]
-struct KeyPart {
+pub(super) struct KeyPart {
     source: String,
     kind: &'static str,
     text: String,
@@ -117,7 +169,7 @@ struct Spent {
 
 /// How much of the cluster the answer knows.
 #[derive(Clone, Debug, Serialize)]
-struct Knowledge {
+pub(super) struct Knowledge {
     age_seconds: Option<f64>,
     live_peers: u32,
     suspect_peers: u32,
@@ -133,6 +185,8 @@ pub async fn run(args: BucketsArgs, out: &mut (dyn Write + Send)) -> Result<(), 
     match args.command {
         BucketsCommand::List(args) => list(args, out).await,
         BucketsCommand::Get(args) => get(args, out).await,
+        BucketsCommand::Top(args) => top(args, out).await,
+        BucketsCommand::Reset(args) => reset(args, out).await,
     }
 }
 
@@ -163,15 +217,7 @@ async fn list(args: ListArgs, out: &mut (dyn Write + Send)) -> Result<(), Error>
 async fn get(args: GetArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
     let bucket = match args.id {
         Some(id) => pb::get_bucket_request::Bucket::Id(id),
-        None => {
-            let parts = args.key.into_iter().map(|text| pb::KeyValue {
-                value: Some(match text.as_str() {
-                    MISSING => pb::key_value::Value::Missing(true),
-                    _ => pb::key_value::Value::Text(text),
-                }),
-            });
-            pb::get_bucket_request::Bucket::Key(pb::Key { parts: parts.collect() })
-        }
+        None => pb::get_bucket_request::Bucket::Key(key(args.key)),
     };
     let request =
         pb::GetBucketRequest { limit: args.limit.unwrap_or_default(), bucket: Some(bucket) };
@@ -184,7 +230,96 @@ async fn get(args: GetArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
     client.print(out, &bucket, get_table)
 }
 
-fn list_table(buckets: &[Bucket]) -> String {
+/// A key by its values.
+fn key(values: Vec<String>) -> pb::Key {
+    let parts = values.into_iter().map(|text| pb::KeyValue {
+        value: Some(match text.as_str() {
+            MISSING => pb::key_value::Value::Missing(true),
+            _ => pb::key_value::Value::Text(text),
+        }),
+    });
+    pb::Key { parts: parts.collect() }
+}
+
+/// What was reset, in JSON.
+#[derive(Debug, Serialize)]
+struct Reset {
+    buckets: u64,
+    knowledge: Knowledge,
+}
+
+async fn reset(args: ResetArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
+    use pb::reset_bucket_request::Bucket;
+    let bucket = match args.id {
+        Some(id) => Bucket::Id(id),
+        None if args.all => Bucket::All(true),
+        None => Bucket::Key(key(args.key)),
+    };
+    let request =
+        pb::ResetBucketRequest { limit: args.limit.unwrap_or_default(), bucket: Some(bucket) };
+    let client = args.client;
+    let mut admin = client.connect().await?;
+    let answer = admin.reset_bucket(request).await.map_err(|status| client.failed(&status))?;
+    let answer = answer.into_inner();
+    let knowledge = Knowledge::from(answer.knowledge.unwrap_or_default());
+    client.print(out, &Reset { buckets: answer.buckets, knowledge }, |reset| {
+        let suspect = match reset.knowledge.suspect_peers {
+            0 => String::new(),
+            peers => format!("; {peers} peer(s) that are not heard are told when they are"),
+        };
+        let peers = reset.knowledge.live_peers;
+        format!(
+            "full again: {} bucket(s) of this replica, and those of {peers} live peer(s){suspect}",
+            reset.buckets
+        )
+    })
+}
+
+/// The busiest keys in JSON.
+#[derive(Debug, Serialize)]
+struct Top {
+    buckets: Vec<Bucket>,
+    compared: u64,
+    dropped_not_full: u64,
+}
+
+async fn top(args: TopArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
+    let request = pb::TopKeysRequest {
+        limit: args.limit.unwrap_or_default(),
+        by: pb::Ranking::from(args.by).into(),
+        count: args.count,
+    };
+    let client = args.client;
+    let mut admin = client.connect().await?;
+    let answer = admin.top_keys(request).await.map_err(|status| client.failed(&status))?;
+    let answer = answer.into_inner();
+    let known = Knowledge::from(answer.knowledge.unwrap_or_default());
+    let top = Top {
+        buckets: answer.buckets.into_iter().map(|bucket| Bucket::new(bucket, &known)).collect(),
+        compared: answer.compared,
+        dropped_not_full: answer.dropped_not_full,
+    };
+    client.print(out, &top, |top| {
+        let (table, shown) = (list_table(&top.buckets), top.buckets.len());
+        let lost = match top.dropped_not_full {
+            0 => String::new(),
+            lost => format!("; {lost} bucket(s) that were in use had to go since the start"),
+        };
+        let compared = top.compared;
+        format!("{table}\n\n{shown} of {compared} bucket(s){lost}; {}", known.text())
+    })
+}
+
+impl From<By> for pb::Ranking {
+    fn from(by: By) -> Self {
+        match by {
+            By::Refused => Self::Refused,
+            By::Spent => Self::Spent,
+        }
+    }
+}
+
+pub(super) fn list_table(buckets: &[Bucket]) -> String {
     let rows = buckets.iter().map(|bucket| {
         let pb = &bucket.source;
         vec![
@@ -257,7 +392,7 @@ fn get_table(bucket: &Bucket) -> String {
 }
 
 /// Time until something, where none means never.
-fn until(duration: Option<&prost_types::Duration>) -> String {
+pub(super) fn until(duration: Option<&prost_types::Duration>) -> String {
     match duration {
         None => "never".to_owned(),
         Some(d) if d.seconds == 0 && d.nanos == 0 => "now".to_owned(),
@@ -266,20 +401,12 @@ fn until(duration: Option<&prost_types::Duration>) -> String {
 }
 
 impl Bucket {
-    fn new(bucket: pb::Bucket, knowledge: &Knowledge) -> Self {
+    pub(super) fn new(bucket: pb::Bucket, knowledge: &Knowledge) -> Self {
         let source = bucket.clone();
         Self {
             limit: bucket.limit,
             id: bucket.id,
-            key: bucket
-                .key
-                .into_iter()
-                .map(|part| KeyPart {
-                    kind: kind(part.kind()),
-                    source: part.source,
-                    text: part.text,
-                })
-                .collect(),
+            key: bucket.key.into_iter().map(KeyPart::from).collect(),
             key_known: bucket.key_known,
             level: bucket.level,
             level_micro_tokens: bucket.level_micros,
@@ -312,17 +439,28 @@ impl Bucket {
         if !self.key_known {
             return format!("id:{}", self.id);
         }
-        if self.key.is_empty() {
-            return "(all)".to_owned();
-        }
-        let parts: Vec<&str> = self.key.iter().map(|part| part.text.as_str()).collect();
-        parts.join(" ")
+        key_text(&self.key)
     }
 
     /// Micro-tokens that all replicas spent.
     fn spent_in_all(&self) -> i64 {
         let micros = self.source.spent.iter().fold(0_u64, |sum, s| sum.saturating_add(s.micros));
         i64::try_from(micros).unwrap_or(i64::MAX)
+    }
+}
+
+/// A known key for people.
+pub(super) fn key_text(key: &[KeyPart]) -> String {
+    if key.is_empty() {
+        return "(all)".to_owned();
+    }
+    let parts: Vec<&str> = key.iter().map(|part| part.text.as_str()).collect();
+    parts.join(" ")
+}
+
+impl From<pb::KeyPart> for KeyPart {
+    fn from(part: pb::KeyPart) -> Self {
+        Self { kind: kind(part.kind()), source: part.source, text: part.text }
     }
 }
 
@@ -360,7 +498,7 @@ impl From<pb::Knowledge> for Knowledge {
 }
 
 impl Knowledge {
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let mut text = match (self.live_peers, self.suspect_peers) {
             (0, 0) => return "exact, no peers are known".to_owned(),
             (0, _) => "of this replica alone".to_owned(),

@@ -2,7 +2,7 @@
 //!
 //! Data goes to stdout, everything else to stderr.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -13,11 +13,14 @@ pub mod buckets;
 mod check;
 pub mod client;
 mod demo;
+pub mod explain;
 pub mod limits;
+pub mod log;
 pub mod peers;
 mod run;
 mod schema;
 mod table;
+pub mod top;
 
 /// How a command ends, as `sysexits.h` counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +90,12 @@ enum Command {
     Limits(limits::LimitsArgs),
     /// Ask a running replica for its peers.
     Peers(peers::PeersArgs),
+    /// Ask a running replica what would become of a request, and why.
+    Explain(explain::ExplainArgs),
+    /// Watch the limits and the busiest keys of a running replica.
+    Top(top::TopArgs),
+    /// Change what a running replica logs.
+    Log(log::LogArgs),
 }
 
 /// Runs the command.
@@ -99,6 +108,12 @@ pub fn run(args: Args) -> ExitCode {
         Command::Buckets(args) => ask(async |out| buckets::run(args, out).await),
         Command::Limits(args) => ask(async |out| limits::run(args, out).await),
         Command::Peers(args) => ask(async |out| peers::run(args, out).await),
+        Command::Explain(args) => ask(async |out| explain::run(args, out).await),
+        Command::Top(args) => {
+            let live = io::stdout().is_terminal();
+            ask(async |out| top::run(args, out, live).await)
+        }
+        Command::Log(args) => ask(async |out| log::run(args, out).await),
     };
     match result {
         Ok(exit) => exit.into(),

@@ -45,10 +45,13 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, format: LogFormat) -> anyhow::Result<Exit> {
     let filter = std::env::var("TIDEGATE_LOG").ok();
-    if let Err(error) = log::init(format.into(), filter.as_deref()) {
-        say(&format!("tidegate: TIDEGATE_LOG: {error}"));
-        return Ok(Exit::Usage);
-    }
+    let log = match log::init(format.into(), filter.as_deref()) {
+        Ok(log) => log,
+        Err(error) => {
+            say(&format!("tidegate: TIDEGATE_LOG: {error}"));
+            return Ok(Exit::Usage);
+        }
+    };
     let config = match load(args) {
         Ok(config) => config,
         Err(error) => {
@@ -57,7 +60,7 @@ pub(super) fn run(args: &Args, format: LogFormat) -> anyhow::Result<Exit> {
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(config, args))?;
+    runtime.block_on(serve(config, args, log))?;
     Ok(Exit::Done)
 }
 
@@ -70,7 +73,7 @@ fn load(args: &Args) -> Result<Config, LoadError> {
     }
 }
 
-async fn serve(config: Config, args: &Args) -> anyhow::Result<()> {
+async fn serve(config: Config, args: &Args, log: log::Control) -> anyhow::Result<()> {
     // Before anything is bound, so that no signal is lost.
     let mut signals = Signals::listen().context("cannot listen for signals")?;
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -93,7 +96,7 @@ async fn serve(config: Config, args: &Args) -> anyhow::Result<()> {
     }
     announce(&addresses);
     let (sender, stop) = mpsc::channel(2);
-    let app = app.run(stop);
+    let app = app.with_log(log).run(stop);
     tokio::pin!(app);
     loop {
         tokio::select! {

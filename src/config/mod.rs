@@ -74,6 +74,21 @@ impl Config {
         self.hash.as_deref()
     }
 
+    /// The whole configuration with every default, as YAML. Keys of overrides that
+    /// are secret are not told.
+    pub fn effective(&self) -> String {
+        let limits: Vec<_> = self.limits.iter().map(LimitConfig::effective).collect();
+        let whole = serde_json::json!({
+            "proxy": self.proxy,
+            "limiter": self.limiter,
+            "limits": limits,
+            "replication": self.replication,
+            "admin": self.admin,
+            "telemetry": self.telemetry,
+        });
+        serde_saphyr::to_string(&whole).unwrap_or_default()
+    }
+
     /// The JSON Schema of the file, for editors.
     pub fn schema() -> Schema {
         schemars::schema_for!(Self)

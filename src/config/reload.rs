@@ -19,10 +19,14 @@ use crate::limiter::{Limit, LimitSet};
 pub struct Status {
     /// When the configuration in force was loaded.
     pub loaded_at: SystemTime,
+    /// All of it, as [`Config::effective`] writes it.
+    pub effective: String,
     /// Its [hash](Config::hash); `None` if it came from flags.
     pub hash: Option<String>,
     /// Why a newer one was refused, if the last one was: a line for each problem.
     pub last_error: Option<String>,
+    /// When that was.
+    pub last_error_at: Option<SystemTime>,
     /// The settings that are not in force as they are written, such as
     /// `proxy.listen`: they need a restart.
     pub needs_restart: Vec<String>,

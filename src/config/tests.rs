@@ -335,14 +335,14 @@ fn cf_g11_a_pattern_that_would_be_inert_is_refused() {
         one_fault(&lines, &["limits[0].match."]);
     }
     one_fault(&limit_faults("{ name: a, rate: 1/s, exempt: [{}] }"), &["exempt every request"]);
+    let closed = limit_faults("{ name: a, rate: 1/s, partition: closed }");
+    one_fault(&closed, &["limits[0].partition: ", "frozen", "strict", "open"]);
 }
 
 #[test]
 fn what_a_later_version_brings_is_refused_by_name() {
     for (fields, path) in [
         ("max_wait: 1s", "max_wait"),
-        ("partition: strict", "partition"),
-        ("partition: open", "partition"),
         ("key: [jwt:sub]", "key[0]"),
         ("key: [{ jwt: sub }]", "key[0]"),
     ] {
@@ -352,7 +352,6 @@ fn what_a_later_version_brings_is_refused_by_name() {
     for (section, fields, path) in [
         ("proxy", "tls: { cert: a }", "proxy.tls"),
         ("replication", "tls: { cert: a, key: b, ca: c }", "replication.tls"),
-        ("replication", "expected_replicas: 3", "replication.expected_replicas"),
         ("admin", "tls: a", "admin.tls"),
         ("admin", "token_file: /t", "admin.token_file"),
     ] {
@@ -787,4 +786,50 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn the_effective_configuration_reads_back_as_itself_and_tells_no_secret() {
+    let text = r#"
+proxy: { upstream: "http://127.0.0.1:3000", trusted_proxies: [10.0.0.0/8] }
+limits:
+  - name: a
+    was: b
+    match: { path: /api/, methods: [GET], host: a.example, headers: { x-env: prod } }
+    exempt: [ { path: /api/health }, { cidrs: [10.1.0.0/16] } ]
+    key: [client_ip, { header: x-api-key, secret: true }]
+    missing: skip
+    rate: 100/min
+    overrides: [ { key: [203.0.113.7, hunter2], rate: 1000/min, burst: 200 } ]
+    mode: shadow
+  - { name: c, rate: 0/s, key: [] }
+  - { name: d, rate: 5/10s, burst: 7, cost: [ { match: { path: /x }, cost: 5 } ] }
+  - { name: e, rate: 5/s, cost: { header: x-cost, max: 3 }, expose: false, partition: strict }
+  - { name: f, rate: 5/s, missing: deny, partition: open }
+replication: { peers: { static: ["127.0.0.1:9401"] }, insecure: true }
+"#;
+    let config = parse("a", text, &|_| None).unwrap();
+    let effective = config.effective();
+    assert!(!effective.contains("hunter2") && effective.contains("(secret)"), "{effective}");
+    let again =
+        parse("b", &effective, &|_| None).unwrap_or_else(|error| panic!("{error}\n{effective}"));
+    assert_eq!(again.effective(), effective);
+    assert!(config.needs_restart(&again).is_empty());
+    let same = |config: &Config| {
+        let limits = config.limits();
+        limits
+            .iter()
+            .map(|(_, l)| {
+                format!(
+                    "{:?} {:?} {:?} {:?} {:?}",
+                    l.name(),
+                    l.rule(),
+                    l.default_quota(),
+                    l.cost(),
+                    l.partition()
+                )
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(same(&config), same(&again));
 }

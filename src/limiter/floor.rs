@@ -93,6 +93,27 @@ impl Floors {
         self.any.store(!low.is_empty(), Ordering::Release);
     }
 
+    /// What [`start`](Self::start) would make, without a trace.
+    pub(super) fn would_start(
+        &self,
+        index: LimitIndex,
+        limit: &Limit,
+        quota: &Quota,
+        now: Timestamp,
+    ) -> TokenBucket {
+        let low = self.lock();
+        let Some(floor) = low.get(&index).filter(|floor| floor.revision == limit.revision()) else {
+            return TokenBucket::full(quota, now);
+        };
+        let mut bucket = floor.bucket;
+        bucket.advance(limit.default_quota(), now);
+        if bucket.level() < limit.default_quota().burst() {
+            TokenBucket::with_level(quota, bucket.level(), now)
+        } else {
+            TokenBucket::full(quota, now)
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<LimitIndex, Floor>> {
         // Levels are valid whatever a panicking holder did.
         self.low.lock().unwrap_or_else(PoisonError::into_inner)

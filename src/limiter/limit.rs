@@ -18,6 +18,22 @@ pub enum Mode {
     Shadow,
 }
 
+/// What a limit does about replicas that it does not hear.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Partition {
+    /// Their share stays reserved at the rate at which they spent: the limit holds
+    /// as long as demand stays where it was.
+    #[default]
+    Frozen,
+    /// They are taken to spend at least an even share, and only this side's part
+    /// of the level is given out: the limit holds whatever demand does, and part
+    /// of it may go unused.
+    Strict,
+    /// They are left out of account: every part of a split network gives out the
+    /// whole limit, and nothing goes unused.
+    Open,
+}
+
 /// Everything a limit is made of; [`Limit::new`] derives the rest.
 #[derive(Clone, Debug)]
 pub struct LimitSpec {
@@ -38,6 +54,8 @@ pub struct LimitSpec {
     pub mode: Mode,
     /// Whether answers tell the limit's state.
     pub expose: bool,
+    /// What happens while replicas are not heard.
+    pub partition: Partition,
 }
 
 impl LimitSpec {
@@ -52,6 +70,7 @@ impl LimitSpec {
             overrides: HashMap::new(),
             mode: Mode::Enforce,
             expose: true,
+            partition: Partition::default(),
         }
     }
 
@@ -137,6 +156,11 @@ impl Limit {
     /// Refuse, or only report.
     pub const fn mode(&self) -> Mode {
         self.spec.mode
+    }
+
+    /// What happens while replicas are not heard.
+    pub const fn partition(&self) -> Partition {
+        self.spec.partition
     }
 
     /// Whether answers tell the limit's state.

@@ -11,18 +11,9 @@
 //! - a bucket that does not exist is a full bucket;
 //! - a bucket's level stands under the quota of its slot's revision, and whoever
 //!   looks at it brings both up to date first, under the same guard.
-//!
-//! # Reload
-//! [`Limiter::reload`] exchanges the limits while requests are decided. A
-//! decision goes by one set of limits from its first rule to its last, but each
-//! bucket by the quota in force when it is touched. What a bucket lacked it
-//! lacks afterwards ([`TokenBucket::change_quota`]): a slot remembers the
-//! revision of its limit, the limiter the set before the present one, and a slot
-//! of an older revision is brought up to date by the first who meets it, or by
-//! the pass over all buckets that a reload ends with.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -34,11 +25,13 @@ mod bucket;
 pub mod config;
 mod cost;
 mod decision;
+mod explain;
 mod floor;
 pub mod key;
 mod limit;
 mod path;
 mod quota;
+mod reload;
 mod request;
 mod rule;
 mod store;
@@ -49,21 +42,25 @@ mod tokens;
 pub use bucket::{Due, TokenBucket};
 pub use cost::Cost;
 pub use decision::{Check, Decision, Outcome, Verdict};
+pub use explain::{Applicability, Explanation};
 pub use key::{BucketId, KeyBuf, KeyValue};
-pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode, TooManyLimits};
+pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode, Partition, TooManyLimits};
 pub use path::{PathError, PathPattern, normalise};
 pub use quota::{Quota, Rate, RateError};
 pub use request::{Attributes, Client};
-pub use rule::{Condition, Extracted, KeyPart, KeyTextError, Missing, Rule, Source};
+pub use rule::{
+    Condition, Exclusion, Extracted, Field, KeyPart, KeyTextError, Missing, Rule, Source,
+};
 pub use store::{Slot, Store};
 pub use tokens::Tokens;
 
 use floor::Floors;
+use reload::Former;
 
 /// What a higher layer does with a bucket whenever its own ledger moves.
 pub trait Companion: Send + Sync + 'static {
-    /// What it keeps beside a bucket.
-    type State: Send + Sync + 'static;
+    /// What it keeps beside a bucket. Copied for questions only.
+    type State: Clone + Send + Sync + 'static;
 
     /// Something happened to a bucket by this replica's own requests. Called
     /// under the bucket's guard: it must not touch another bucket, block or
@@ -80,14 +77,17 @@ pub trait Companion: Send + Sync + 'static {
     /// Brings the level of a bucket up to `now`.
     fn advance(&self, slot: &mut Slot<Self::State>, quota: &Quota, now: Timestamp);
 
-    /// When `cost` will be there. The bucket was advanced to the present.
-    fn due(&self, slot: &Slot<Self::State>, quota: &Quota, cost: Tokens) -> Due;
+    /// How much of the level may be spent. The bucket was advanced to `now`.
+    fn room(&self, slot: &Slot<Self::State>, now: Timestamp) -> Tokens;
+
+    /// When `cost` will be there. The bucket was advanced to `now`.
+    fn due(&self, slot: &Slot<Self::State>, quota: &Quota, cost: Tokens, now: Timestamp) -> Due;
 
     /// When a bucket was last used, if the higher layer knows.
     fn used_at(&self, state: &Self::State) -> Timestamp;
 
     /// Whether a bucket that is full and idle may be dropped.
-    fn may_drop(&self, state: &Self::State) -> bool;
+    fn may_drop(&self, state: &Self::State, now: Timestamp) -> bool;
 }
 
 /// What a request did to a bucket.
@@ -114,7 +114,11 @@ impl Companion for Alone {
         slot.bucket.advance(quota, now);
     }
 
-    fn due(&self, slot: &Slot<()>, quota: &Quota, cost: Tokens) -> Due {
+    fn room(&self, slot: &Slot<()>, _: Timestamp) -> Tokens {
+        slot.bucket.level()
+    }
+
+    fn due(&self, slot: &Slot<()>, quota: &Quota, cost: Tokens, _: Timestamp) -> Due {
         slot.bucket.due(quota, cost)
     }
 
@@ -122,7 +126,7 @@ impl Companion for Alone {
         Timestamp::ZERO
     }
 
-    fn may_drop(&self, (): &()) -> bool {
+    fn may_drop(&self, (): &(), _: Timestamp) -> bool {
         true
     }
 }
@@ -140,11 +144,63 @@ pub struct Limiter<C: Companion> {
     companion: C,
 }
 
-/// The limits before those in force.
-#[derive(Debug, Default)]
-struct Former {
-    limits: Arc<LimitSet>,
-    until: Timestamp,
+/// Where a decision finds its buckets: in the store, or in copies of them, so
+/// that the same steps tell beforehand what would be decided.
+trait Ground<C: Companion> {
+    /// Runs `f` on the bucket of `charge`, with its quota in force.
+    fn at<R>(
+        &mut self,
+        limiter: &Limiter<C>,
+        charge: &Charge<'_>,
+        now: Timestamp,
+        f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
+    ) -> R;
+
+    /// Tells the higher layer of `event`, if it is real.
+    fn happened(
+        limiter: &Limiter<C>,
+        event: Event,
+        id: BucketId,
+        slot: &mut Slot<C::State>,
+        quota: &Quota,
+        now: Timestamp,
+    );
+}
+
+/// The buckets themselves.
+struct Live;
+
+impl<C: Companion> Ground<C> for Live {
+    fn at<R>(
+        &mut self,
+        limiter: &Limiter<C>,
+        charge: &Charge<'_>,
+        now: Timestamp,
+        f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
+    ) -> R {
+        let key = Some(charge.key.as_bytes());
+        limiter.with_quota(charge.bucket, charge.index, charge.limit, key, now, f)
+    }
+
+    fn happened(
+        limiter: &Limiter<C>,
+        event: Event,
+        id: BucketId,
+        slot: &mut Slot<C::State>,
+        quota: &Quota,
+        now: Timestamp,
+    ) {
+        limiter.companion.happened(event, id, slot, quota, now);
+    }
+}
+
+/// What a limit has to do with a request.
+#[allow(clippy::large_enum_variant, reason = "lives for one look; a box would be an allocation")]
+enum Part<'a> {
+    Charged(Charge<'a>),
+    Excluded(Exclusion),
+    Skipped(usize),
+    Denied(usize),
 }
 
 /// A limit that applies to the request at hand.
@@ -194,26 +250,24 @@ impl<C: Companion> Limiter<C> {
         let limits = self.limits.load();
         let mut charges: SmallVec<[Charge<'_>; 2]> = SmallVec::new();
         for (index, limit) in limits.iter() {
-            if !limit.rule().applies(request) {
-                continue;
-            }
-            let mut key = KeyBuf::new();
-            match limit.rule().extract(request, &mut key) {
-                Extracted::Key => {}
-                Extracted::Skipped => continue,
-                Extracted::Denied(part) => {
+            match Part::of(index, limit, request) {
+                Part::Charged(charge) => charges.push(charge),
+                Part::Excluded(_) | Part::Skipped(_) => {}
+                Part::Denied(part) => {
                     let verdict = Verdict::MissingPart { limit: index, part };
                     return Decision { verdict, checks: SmallVec::new() };
                 }
             }
-            let bucket = limit.bucket_id(key.as_bytes());
-            let cost = limit.cost().of(request);
-            charges.push(Charge { index, limit, bucket, cost, key });
         }
-        self.charge(&charges, now)
+        self.charge(&mut Live, &charges, now)
     }
 
-    fn charge(&self, charges: &[Charge<'_>], now: Timestamp) -> Decision {
+    fn charge<G: Ground<C>>(
+        &self,
+        ground: &mut G,
+        charges: &[Charge<'_>],
+        now: Timestamp,
+    ) -> Decision {
         let enforcing = charges.iter().filter(|c| c.limit.mode() == Mode::Enforce).count();
         let mut checks: SmallVec<[Check; 2]> =
             charges.iter().map(|charge| charge.unchecked()).collect();
@@ -221,17 +275,17 @@ impl<C: Companion> Limiter<C> {
             0 => false,
             1 => {
                 let only = charges.iter().position(|c| c.limit.mode() == Mode::Enforce);
-                only.is_some_and(|i| !self.spend(&charges[i], &mut checks[i], now))
+                only.is_some_and(|i| !self.spend(ground, &charges[i], &mut checks[i], now))
             }
-            _ => !self.spend_all(charges, &mut checks, now),
+            _ => !self.spend_all(ground, charges, &mut checks, now),
         };
         // A shadow limit is charged only for what really passes.
         for (charge, check) in charges.iter().zip(&mut checks) {
             if charge.limit.mode() == Mode::Shadow {
                 if refused {
-                    self.observe(charge, check, now);
+                    self.observe(ground, charge, check, now);
                 } else {
-                    self.spend(charge, check, now);
+                    self.spend(ground, charge, check, now);
                 }
             }
         }
@@ -245,40 +299,54 @@ impl<C: Companion> Limiter<C> {
     }
 
     /// Takes and spends in one step. `false` if there is no room.
-    fn spend(&self, charge: &Charge<'_>, check: &mut Check, now: Timestamp) -> bool {
-        self.at_bucket(charge, check, now, |slot, check| {
-            let taken = slot.bucket.try_take(check.cost);
+    fn spend<G: Ground<C>>(
+        &self,
+        ground: &mut G,
+        charge: &Charge<'_>,
+        check: &mut Check,
+        now: Timestamp,
+    ) -> bool {
+        self.at_bucket(ground, charge, check, now, |slot, check| {
+            let taken =
+                self.companion.room(slot, now) >= check.cost && slot.bucket.try_take(check.cost);
             if taken {
                 slot.admitted = slot.admitted.saturating_add(1);
-                self.commit(charge.bucket, slot, check, now);
+                self.commit::<G>(charge.bucket, slot, check, now);
             } else {
-                self.refuse(charge, slot, check, now);
+                self.refuse::<G>(charge, slot, check, now);
             }
             taken
         })
     }
 
     /// All enforcing limits or none.
-    fn spend_all(&self, charges: &[Charge<'_>], checks: &mut [Check], now: Timestamp) -> bool {
+    fn spend_all<G: Ground<C>>(
+        &self,
+        ground: &mut G,
+        charges: &[Charge<'_>],
+        checks: &mut [Check],
+        now: Timestamp,
+    ) -> bool {
         let mut order: SmallVec<[usize; 4]> =
             (0..charges.len()).filter(|i| charges[*i].limit.mode() == Mode::Enforce).collect();
         order.sort_unstable_by_key(|i| charges[*i].bucket);
         let mut refused = false;
         let mut held: SmallVec<[usize; 4]> = SmallVec::new();
         for i in order {
-            let ok = self.at_bucket(&charges[i], &mut checks[i], now, |slot, check| {
+            let ok = self.at_bucket(ground, &charges[i], &mut checks[i], now, |slot, check| {
                 if refused {
                     // Another limit already refuses: only say whether this one would.
-                    if slot.bucket.level() < check.cost {
-                        self.refuse(&charges[i], slot, check, now);
+                    if self.companion.room(slot, now) < check.cost {
+                        self.refuse::<G>(&charges[i], slot, check, now);
                     }
                     return true;
                 }
-                let taken = slot.bucket.try_take(check.cost);
+                let taken = self.companion.room(slot, now) >= check.cost
+                    && slot.bucket.try_take(check.cost);
                 if taken {
                     slot.held = slot.held.saturating_add(micros(check.cost));
                 } else {
-                    self.refuse(&charges[i], slot, check, now);
+                    self.refuse::<G>(&charges[i], slot, check, now);
                 }
                 taken
             });
@@ -289,13 +357,13 @@ impl<C: Companion> Limiter<C> {
             }
         }
         for i in held {
-            self.at_bucket(&charges[i], &mut checks[i], now, |slot, check| {
+            self.at_bucket(ground, &charges[i], &mut checks[i], now, |slot, check| {
                 slot.held = slot.held.saturating_sub(micros(check.cost));
                 if refused {
                     slot.bucket.shift(&check.quota, check.cost);
                 } else {
                     slot.admitted = slot.admitted.saturating_add(1);
-                    self.commit(charges[i].bucket, slot, check, now);
+                    self.commit::<G>(charges[i].bucket, slot, check, now);
                 }
             });
         }
@@ -303,22 +371,34 @@ impl<C: Companion> Limiter<C> {
     }
 
     /// Only says whether a shadow limit would have refused.
-    fn observe(&self, charge: &Charge<'_>, check: &mut Check, now: Timestamp) {
-        self.at_bucket(charge, check, now, |slot, check| {
-            if slot.bucket.level() < check.cost {
-                self.refuse(charge, slot, check, now);
+    fn observe<G: Ground<C>>(
+        &self,
+        ground: &mut G,
+        charge: &Charge<'_>,
+        check: &mut Check,
+        now: Timestamp,
+    ) {
+        self.at_bucket(ground, charge, check, now, |slot, check| {
+            if self.companion.room(slot, now) < check.cost {
+                self.refuse::<G>(charge, slot, check, now);
             }
         });
     }
 
-    fn commit(&self, id: BucketId, slot: &mut Slot<C::State>, check: &mut Check, now: Timestamp) {
+    fn commit<G: Ground<C>>(
+        &self,
+        id: BucketId,
+        slot: &mut Slot<C::State>,
+        check: &mut Check,
+        now: Timestamp,
+    ) {
         slot.spent = slot.spent.saturating_add(micros(check.cost));
         check.outcome = Outcome::Admitted;
         check.life = slot.life;
-        self.companion.happened(Event::Spent(check.cost), id, slot, &check.quota, now);
+        G::happened(self, Event::Spent(check.cost), id, slot, &check.quota, now);
     }
 
-    fn refuse(
+    fn refuse<G: Ground<C>>(
         &self,
         charge: &Charge<'_>,
         slot: &mut Slot<C::State>,
@@ -331,25 +411,25 @@ impl<C: Companion> Limiter<C> {
             Mode::Shadow => Outcome::ShadowRefused,
         };
         let event = Event::Refused(check.cost);
-        self.companion.happened(event, charge.bucket, slot, &check.quota, now);
+        G::happened(self, event, charge.bucket, slot, &check.quota, now);
     }
 
     /// Runs `f` on the bucket of `charge`, advanced to `now`, and records the
     /// bucket's state afterwards.
-    fn at_bucket<R>(
+    fn at_bucket<G: Ground<C>, R>(
         &self,
+        ground: &mut G,
         charge: &Charge<'_>,
         check: &mut Check,
         now: Timestamp,
         f: impl FnOnce(&mut Slot<C::State>, &mut Check) -> R,
     ) -> R {
-        let key = Some(charge.key.as_bytes());
-        self.with_quota(charge.bucket, charge.index, charge.limit, key, now, |slot, quota| {
+        ground.at(self, charge, now, |slot, quota| {
             check.quota = *quota;
             self.companion.advance(slot, quota, now);
             let result = f(slot, check);
             check.level = slot.bucket.level();
-            check.due = self.companion.due(slot, quota, check.cost);
+            check.due = self.companion.due(slot, quota, check.cost, now);
             check.full_in = slot.bucket.full_in(quota);
             result
         })
@@ -396,92 +476,6 @@ impl<C: Companion> Limiter<C> {
         })
     }
 
-    /// Runs `f` on a bucket that exists, with its quota in force. `None` if there
-    /// is no bucket, or its limit is gone.
-    pub fn with_existing<R>(
-        &self,
-        id: BucketId,
-        f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
-    ) -> Option<R> {
-        let found = self.store.with_existing(id, |slot| {
-            let quota = self.bring_up_to_date(&self.limits.load(), id, slot)?;
-            Some(f(slot, &quota))
-        });
-        found.flatten()
-    }
-
-    /// The level of a bucket at `now` and its quota in force. `None` if its limit
-    /// is gone.
-    pub fn level(
-        &self,
-        id: BucketId,
-        slot: &Slot<C::State>,
-        now: Timestamp,
-    ) -> Option<(TokenBucket, Quota)> {
-        let (mut bucket, quota) = self.current(&self.limits.load(), id, slot)?;
-        bucket.advance(&quota, now);
-        Some((bucket, quota))
-    }
-
-    /// Puts `limits` in force from `now` on. Buckets of a limit of the same
-    /// identity and key parts stay, and so does what was spent from them; those
-    /// of limits that are gone go.
-    ///
-    /// # Errors
-    /// If there are too many limits; nothing changed then.
-    pub fn reload(&self, limits: LimitSet, now: Timestamp) -> Result<(), TooManyLimits> {
-        let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
-        let former = self.limits.load_full();
-        let limits = Arc::new(limits.succeeding(&former)?);
-        // In this order: whoever meets a slot of the former revision under the
-        // new limits finds the former ones.
-        self.former.store(Arc::new(Former { limits: Arc::clone(&former), until: now }));
-        self.limits.store(Arc::clone(&limits));
-        self.floors.reload(&former, &limits, now);
-        self.store
-            .retain(|id, slot| self.bring_up_to_date(&limits, id, slot).is_some() || slot.held > 0);
-        Ok(())
-    }
-
-    /// Passes a slot to the quota that `limits`, those in force, give it, and
-    /// returns that quota. `None`, and nothing changed, if its limit is gone.
-    fn bring_up_to_date(
-        &self,
-        limits: &LimitSet,
-        id: BucketId,
-        slot: &mut Slot<C::State>,
-    ) -> Option<Quota> {
-        let limit = limits.get(slot.limit)?;
-        let quota = limit.quota(id);
-        if slot.revision != limit.revision() {
-            let former = self.former.load();
-            if let Some(old) = former.of(slot.limit, slot.revision) {
-                // What a higher layer reckons with stood under the old one too.
-                self.companion.advance(slot, old.quota(id), former.until);
-            }
-            slot.bucket = former.pass_on(slot, id, quota);
-            slot.revision = limit.revision();
-        }
-        Some(*quota)
-    }
-
-    /// The bucket and the quota that a slot has under `limits`, those in force.
-    fn current(
-        &self,
-        limits: &LimitSet,
-        id: BucketId,
-        slot: &Slot<C::State>,
-    ) -> Option<(TokenBucket, Quota)> {
-        let limit = limits.get(slot.limit)?;
-        let quota = limit.quota(id);
-        let bucket = if slot.revision == limit.revision() {
-            slot.bucket
-        } else {
-            self.former.load().pass_on(slot, id, quota)
-        };
-        Some((bucket, *quota))
-    }
-
     /// Drops the fullest bucket of a sample; one that is not full lowers its
     /// limit's floor.
     fn evict(&self, now: Timestamp) {
@@ -497,7 +491,7 @@ impl<C: Companion> Limiter<C> {
             }
             let Some((bucket, quota)) = advanced(id, slot) else { return Some((true, 0)) };
             let missing = quota.burst().minus(bucket.level()).micros();
-            let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c));
+            let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c, now));
             Some((settled, -missing))
         });
         let Some((id, slot)) = evicted else { return };
@@ -553,26 +547,27 @@ impl<C: Companion> Limiter<C> {
             }
             self.companion.advance(slot, &quota, now);
             slot.bucket.level() < quota.burst()
-                || slot.companion.as_ref().is_some_and(|c| !self.companion.may_drop(c))
+                || slot.companion.as_ref().is_some_and(|c| !self.companion.may_drop(c, now))
         })
     }
 }
 
-impl Former {
-    /// The limit at `index`, if that was its revision.
-    fn of(&self, index: LimitIndex, revision: u32) -> Option<&Limit> {
-        self.limits.get(index).filter(|limit| limit.revision() == revision)
-    }
-
-    /// The bucket of a slot under `quota`, which came after these limits.
-    fn pass_on<S>(&self, slot: &Slot<S>, id: BucketId, quota: &Quota) -> TokenBucket {
-        let mut bucket = slot.bucket;
-        match self.of(slot.limit, slot.revision) {
-            Some(old) => bucket.change_quota(old.quota(id), quota, self.until),
-            // Made by somebody who was overtaken by two reloads at once.
-            None => bucket.adopt_quota(quota),
+impl<'a> Part<'a> {
+    #[inline]
+    fn of(index: LimitIndex, limit: &'a Limit, request: &impl Attributes) -> Self {
+        if let Some(exclusion) = limit.rule().exclusion(request) {
+            return Self::Excluded(exclusion);
         }
-        bucket
+        let mut key = KeyBuf::new();
+        match limit.rule().extract(request, &mut key) {
+            Extracted::Key => {
+                let bucket = limit.bucket_id(key.as_bytes());
+                let cost = limit.cost().of(request);
+                Self::Charged(Charge { index, limit, bucket, cost, key })
+            }
+            Extracted::Skipped(part) => Self::Skipped(part),
+            Extracted::Denied(part) => Self::Denied(part),
+        }
     }
 }
 

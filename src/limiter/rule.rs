@@ -25,21 +25,61 @@ pub struct Condition {
     pub cidrs: Vec<IpNet>,
 }
 
+/// A condition's field that a request does not meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field {
+    /// Its path.
+    Path,
+    /// Its method.
+    Method,
+    /// Its host.
+    Host,
+    /// The header of this index in [`Condition::headers`].
+    Header(usize),
+    /// Its client's address.
+    Client,
+}
+
+/// Why a limit does not apply to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exclusion {
+    /// This field of the limit's condition does not hold.
+    Unmatched(Field),
+    /// The element of this index in [`Rule::exempt`] exempts it.
+    Exempt(usize),
+}
+
 impl Condition {
     /// Whether `request` meets every condition.
     pub fn matches(&self, request: &impl Attributes) -> bool {
-        self.path.as_ref().is_none_or(|path| path.matches(request.path()))
-            && (self.methods.is_empty() || self.methods.iter().any(|m| m == request.method()))
-            && self.host.as_ref().is_none_or(|host| host == request.host())
-            && self.headers.iter().all(|(name, wanted)| {
-                let mut found = false;
-                request.header(name, &mut |value| found |= value == wanted.as_bytes());
-                found
-            })
-            && (self.cidrs.is_empty() || {
-                let ip = request.client().ip();
-                self.cidrs.iter().any(|net| net.contains(&ip))
-            })
+        self.unmet(request).is_none()
+    }
+
+    /// The first field that `request` does not meet, in the order in which they
+    /// are declared.
+    pub fn unmet(&self, request: &impl Attributes) -> Option<Field> {
+        if self.path.as_ref().is_some_and(|path| !path.matches(request.path())) {
+            return Some(Field::Path);
+        }
+        if !self.methods.is_empty() && self.methods.iter().all(|m| m != request.method()) {
+            return Some(Field::Method);
+        }
+        if self.host.as_ref().is_some_and(|host| host != request.host()) {
+            return Some(Field::Host);
+        }
+        let other = self.headers.iter().position(|(name, wanted)| {
+            let mut found = false;
+            request.header(name, &mut |value| found |= value == wanted.as_bytes());
+            !found
+        });
+        if let Some(index) = other {
+            return Some(Field::Header(index));
+        }
+        let ip = request.client().ip();
+        if !self.cidrs.is_empty() && !self.cidrs.iter().any(|net| net.contains(&ip)) {
+            return Some(Field::Client);
+        }
+        None
     }
 }
 
@@ -135,8 +175,8 @@ pub enum Missing {
 pub enum Extracted {
     /// The key is in the buffer.
     Key,
-    /// The limit does not apply.
-    Skipped,
+    /// The part of this index is missing, so that the limit does not apply.
+    Skipped(usize),
     /// The part of this index is missing and the limit denies that.
     Denied(usize),
 }
@@ -157,7 +197,15 @@ pub struct Rule {
 impl Rule {
     /// Whether the limit applies to `request`.
     pub fn applies(&self, request: &impl Attributes) -> bool {
-        self.condition.matches(request) && !self.exempt.iter().any(|c| c.matches(request))
+        self.exclusion(request).is_none()
+    }
+
+    /// Why the limit does not apply to `request`; `None` if it does.
+    pub fn exclusion(&self, request: &impl Attributes) -> Option<Exclusion> {
+        if let Some(field) = self.condition.unmet(request) {
+            return Some(Exclusion::Unmatched(field));
+        }
+        self.exempt.iter().position(|c| c.matches(request)).map(Exclusion::Exempt)
     }
 
     /// Writes the canonical key of `request` into `key`, which is cleared first.
@@ -174,7 +222,7 @@ impl Rule {
             match self.missing {
                 Missing::Shared => key.push_missing(),
                 Missing::ClientIp => key.push_client(request.client()),
-                Missing::Skip => return Extracted::Skipped,
+                Missing::Skip => return Extracted::Skipped(index),
                 Missing::Deny => return Extracted::Denied(index),
             }
         }
@@ -399,7 +447,7 @@ mod tests {
         for (missing, expected) in [
             (Missing::Shared, Extracted::Key),
             (Missing::ClientIp, Extracted::Key),
-            (Missing::Skip, Extracted::Skipped),
+            (Missing::Skip, Extracted::Skipped(1)),
             (Missing::Deny, Extracted::Denied(1)),
         ] {
             rule.missing = missing;

@@ -22,7 +22,7 @@ use super::tokens::Tokens;
 
 /// One bucket: its level, this replica's own ledger, and what a higher layer
 /// keeps beside it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Slot<S> {
     /// The level, with everything known subtracted.
     pub bucket: TokenBucket,
@@ -50,7 +50,7 @@ pub struct Slot<S> {
 }
 
 impl<S> Slot<S> {
-    fn new(
+    pub(super) fn new(
         limit: LimitIndex,
         revision: u32,
         bucket: TokenBucket,

@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::discovery;
 use crate::runtime::ListenAddr;
-use crate::settings::{DurationText, Fault, NameText, Unsupported, ZeroOnly};
+use crate::settings::{DurationText, Fault, NameText, Unsupported, Whole};
+
+/// How many replicas there can be.
+type ReplicaCount = Whole<0, 10_000>;
 
 /// How replicas tell each other what they spent.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -38,9 +41,9 @@ pub struct Config {
     /// Default: 30s.
     #[serde(with = "DurationText")]
     pub share_hold: Duration,
-    /// Replicas that a strict limit counts with while fewer were seen. Default:
-    /// 0, the only value that this version supports.
-    #[serde(with = "ZeroOnly")]
+    /// Replicas that a strict limit counts with while fewer were seen. Default: 0,
+    /// those that were seen.
+    #[serde(with = "ReplicaCount")]
     pub expected_replicas: u32,
     /// Certificates for mutual TLS between replicas. Default: none, the only
     /// value that this version supports.

@@ -11,8 +11,8 @@ use bytes::Bytes;
 
 use crate::limiter::BucketId;
 use crate::replication::{
-    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, LimitEpoch, Row,
-    Snapshot, Update,
+    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, LimitEpoch, PauseLeft,
+    Row, Snapshot, Update,
 };
 use crate::wire::tidegate::peer::v1 as wire;
 
@@ -135,7 +135,9 @@ fn encode_entry(entry: Entry) -> wire::Entry {
         level,
         demand,
         key,
+        pause,
     } = entry;
+    let (blocked_generation, blocked_ms) = encode_pause(pause);
     wire::Entry {
         bucket: encode_id(bucket.to_bytes()),
         limit,
@@ -150,13 +152,16 @@ fn encode_entry(entry: Entry) -> wire::Entry {
         level,
         demand: encode_demand(demand),
         key: key.map(Bytes::from).unwrap_or_default(),
+        blocked_generation,
+        blocked_ms,
         // What this version does not speak of.
         ..wire::Entry::default()
     }
 }
 
 fn encode_row(row: Row) -> wire::Row {
-    let Row { bucket, limit, epoch, deficit, contributions, key } = row;
+    let Row { bucket, limit, epoch, deficit, contributions, key, pause } = row;
+    let (blocked_generation, blocked_ms) = encode_pause(pause);
     let contributions = contributions.into_iter().map(|contribution| {
         let Contribution { incarnation, generation, spent, returned, demand } = contribution;
         wire::Contribution {
@@ -174,7 +179,8 @@ fn encode_row(row: Row) -> wire::Row {
         deficit,
         contributions: contributions.collect(),
         key: key.map(Bytes::from).unwrap_or_default(),
-        ..wire::Row::default()
+        blocked_generation,
+        blocked_ms,
     }
 }
 
@@ -268,6 +274,7 @@ fn decode_entry(entry: wire::Entry) -> Result<Entry, Malformed> {
         level: entry.level,
         demand: decode_demand("Entry.demand", entry.demand)?,
         key: key("Entry.key", &entry.key)?,
+        pause: decode_pause(entry.blocked_generation, entry.blocked_ms),
     })
 }
 
@@ -286,7 +293,17 @@ fn decode_row(row: wire::Row) -> Result<Row, Malformed> {
         deficit: row.deficit,
         contributions: contributions.collect::<Result<_, _>>()?,
         key: key("Row.key", &row.key)?,
+        pause: decode_pause(row.blocked_generation, row.blocked_ms),
     })
+}
+
+/// Generations of pauses begin at 1: 0 is no pause.
+fn encode_pause(pause: Option<PauseLeft>) -> (u64, u64) {
+    pause.map_or((0, 0), |PauseLeft { generation, millis }| (generation, millis))
+}
+
+fn decode_pause(generation: u64, millis: u64) -> Option<PauseLeft> {
+    (generation > 0).then_some(PauseLeft { generation, millis })
 }
 
 /// Demand travels in tokens per second; here it is in micro-tokens per nanosecond.
@@ -388,9 +405,9 @@ mod tests {
     }
 
     fn entries() -> impl Strategy<Value = Entry> {
-        let numbers = (any::<[u32; 4]>(), any::<[u64; 5]>(), any::<i64>(), demands());
+        let numbers = (any::<[u32; 4]>(), any::<[u64; 5]>(), any::<i64>(), demands(), pauses());
         (buckets(), numbers, keys()).prop_map(
-            |(bucket, ([limit, generation, flush, ack], totals, level, demand), key)| {
+            |(bucket, ([limit, generation, flush, ack], totals, level, demand, pause), key)| {
                 let [epoch, spent, returned, fresh_spent, fresh_returned] = totals;
                 Entry {
                     bucket,
@@ -406,6 +423,7 @@ mod tests {
                     level,
                     demand,
                     key,
+                    pause,
                 }
             },
         )
@@ -413,6 +431,12 @@ mod tests {
 
     fn demands() -> impl Strategy<Value = f64> {
         (0.0..1e9f32).prop_map(|per_second| f64::from(per_second) / 1000.0)
+    }
+
+    fn pauses() -> impl Strategy<Value = Option<PauseLeft>> {
+        let pause = (1u64.., any::<u64>())
+            .prop_map(|(generation, millis)| PauseLeft { generation, millis });
+        proptest::option::of(pause)
     }
 
     fn updates() -> impl Strategy<Value = Update> {
@@ -432,14 +456,16 @@ mod tests {
                 demand,
             },
         );
-        (buckets(), any::<u32>(), any::<[u64; 2]>(), vec(contributions, 0..4), keys()).prop_map(
-            |(bucket, limit, [epoch, deficit], contributions, key)| Row {
+        let numbers = (any::<u32>(), any::<[u64; 2]>(), pauses());
+        (buckets(), numbers, vec(contributions, 0..4), keys()).prop_map(
+            |(bucket, (limit, [epoch, deficit], pause), contributions, key)| Row {
                 bucket,
                 limit,
                 epoch,
                 deficit,
                 contributions,
                 key,
+                pause,
             },
         )
     }

@@ -2,7 +2,7 @@
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::replication::Engine;
+use crate::replication::{Engine, Reset};
 use crate::time::Timestamp;
 
 /// The mesh has ended.
@@ -19,6 +19,7 @@ pub(super) type Inspection = Box<dyn FnOnce(&Engine, Timestamp) + Send>;
 /// What others ask of the mesh.
 pub(super) enum Command {
     Inspect(Inspection),
+    Reset { what: Reset, done: oneshot::Sender<Option<usize>> },
     Partition { cut: bool, done: oneshot::Sender<()> },
     Leave { reason: String, done: oneshot::Sender<()> },
     Reload { done: oneshot::Sender<()> },
@@ -70,6 +71,18 @@ impl MeshHandle {
     pub async fn reload(&self) -> Result<(), MeshGone> {
         let (done, finished) = oneshot::channel();
         self.commands.send(Command::Reload { done }).await.map_err(|_| MeshGone)?;
+        finished.await.map_err(|_| MeshGone)
+    }
+
+    /// Makes buckets full again on every replica. Returns how many this replica
+    /// had, or `None` if there is no such limit; peers are told at once, and those
+    /// that cannot be reached when they can.
+    ///
+    /// # Errors
+    /// If the mesh has ended.
+    pub async fn reset(&self, what: Reset) -> Result<Option<usize>, MeshGone> {
+        let (done, finished) = oneshot::channel();
+        self.commands.send(Command::Reset { what, done }).await.map_err(|_| MeshGone)?;
         finished.await.map_err(|_| MeshGone)
     }
 

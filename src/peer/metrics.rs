@@ -126,6 +126,8 @@ pub struct Metrics {
     frames: Family<Going, Count>,
     entries: Family<Going, Count>,
     forgiven: Family<OfLimit, Counter<f64, AtomicU64>>,
+    overshoot_bound: Family<OfLimit, Gauge<f64, AtomicU64>>,
+    isolated: Gauge<i64, AtomicI64>,
     mismatches: Family<OfLimit, Gauge<i64, AtomicI64>>,
     refusals: Family<Refused, Count>,
 }
@@ -141,6 +143,8 @@ impl Metrics {
     /// | `frames_total{direction}` | frames of all sessions |
     /// | `entries_total{direction}` | buckets that frames spoke of, snapshots not counted |
     /// | `forgiven_tokens_total{limit}` | debt beyond the debt cap |
+    /// | `overshoot_bound_tokens{limit}` | most that one bucket may be over-admitted as things stand, see [`Engine::overshoot_bound`] |
+    /// | `isolated` | 1 while this replica knows of others and hears none |
     /// | `peer_config_mismatch{limit}` | peers whose configuration of the limit differs |
     /// | `peer_refusals_total{reason}` | streams refused, and sessions ended for a fault |
     pub fn register(registry: &mut Registry) -> Self {
@@ -166,6 +170,16 @@ impl Metrics {
             "forgiven_tokens",
             "Tokens by which the debt cap lowered what peers had spent",
             metrics.forgiven.clone(),
+        );
+        registry.register(
+            "overshoot_bound_tokens",
+            "Most tokens that one bucket may be over-admitted in all, as things stand",
+            metrics.overshoot_bound.clone(),
+        );
+        registry.register(
+            "isolated",
+            "1 while this replica knows of others and hears none of them",
+            metrics.isolated.clone(),
         );
         registry.register(
             "peer_config_mismatch",
@@ -218,6 +232,13 @@ impl Publisher {
         let lag = live.map(|peer| peer.heard_nanos_ago).max().unwrap_or(0);
         self.metrics.lag.set(lag as f64 / 1e9);
         let limits = engine.limiter().limits();
+        for (index, limit) in limits.iter() {
+            if let Some(bound) = engine.overshoot_bound(index, now) {
+                let labels = OfLimit { limit: limit.name().to_owned() };
+                self.metrics.overshoot_bound.get_or_create(&labels).set(bound);
+            }
+        }
+        self.metrics.isolated.set(i64::from(engine.is_isolated()));
         self.publish_mismatches(&peers, &limits);
         self.publish_counters(engine.stats(), &limits);
     }

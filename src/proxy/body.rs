@@ -18,6 +18,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::Sleep;
 
+use super::access::Line;
 use super::connection::Exchange;
 use super::upstream::Lease;
 use crate::runtime::spawn_local;
@@ -66,6 +67,7 @@ pub(super) enum UploadFault {
 pub(super) struct Body {
     content: Content,
     exchange: Option<Exchange>,
+    line: Option<Box<Line>>,
 }
 
 #[derive(Debug)]
@@ -249,18 +251,27 @@ impl StdError for UploadFault {}
 impl Body {
     /// The upstream's body. `lease` is kept until it has ended.
     pub(super) fn upstream(incoming: Incoming, lease: Option<Lease>) -> Self {
-        Self { content: Content::Upstream { incoming, ended: false, lease }, exchange: None }
+        Self {
+            content: Content::Upstream { incoming, ended: false, lease },
+            exchange: None,
+            line: None,
+        }
     }
 
     /// Keeps `exchange` running until the body is gone.
     pub(super) fn hold(&mut self, exchange: Exchange) {
         self.exchange = Some(exchange);
     }
+
+    /// Writes `line` to the access log when the body is gone.
+    pub(super) fn log(&mut self, line: Box<Line>) {
+        self.line = Some(line);
+    }
 }
 
 impl From<Bytes> for Body {
     fn from(bytes: Bytes) -> Self {
-        Self { content: Content::Own(bytes), exchange: None }
+        Self { content: Content::Own(bytes), exchange: None, line: None }
     }
 }
 
@@ -272,7 +283,7 @@ impl HttpBody for Body {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match &mut self.content {
+        let polled = match &mut self.content {
             Content::Own(bytes) => {
                 let bytes = std::mem::take(bytes);
                 Poll::Ready((!bytes.is_empty()).then(|| Ok(Frame::data(bytes))))
@@ -286,7 +297,13 @@ impl HttpBody for Body {
                 };
                 polled
             }
+        };
+        if let Some(line) = &mut self.line
+            && let Poll::Ready(Some(Ok(frame))) = &polled
+        {
+            line.sent(frame.data_ref().map_or(0, Bytes::len));
         }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

@@ -23,13 +23,14 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower::{Layer, Service};
 
+use super::access::Note;
 use super::config::HeaderStyle;
 use super::fields::{Fields, Presentation};
-use super::metrics::Metrics;
+use super::metrics::{CheckTotals, Metrics};
 use super::request::{HttpRequest, is_preflight};
 use super::response::{Asker, Problem, refusal};
 use crate::limiter::{Client, Companion, Decision, Due, Limiter, Verdict};
-use crate::time::Clock;
+use crate::time::{Clock, Timestamp};
 
 /// Finds the client on whose behalf a request was sent.
 pub trait FindClient {
@@ -108,7 +109,8 @@ impl<C: Companion> Enforcer<C> {
         drop(self.presentation());
     }
 
-    fn style(&self) -> HeaderStyle {
+    /// How state is told to clients.
+    pub(super) fn style(&self) -> HeaderStyle {
         let style = usize::from(self.style.load(Ordering::Relaxed));
         HeaderStyle::ALL.get(style).copied().unwrap_or_default()
     }
@@ -118,8 +120,18 @@ impl<C: Companion> Enforcer<C> {
         &self.limiter
     }
 
+    /// The moment at which it would decide.
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// What the limit called `name` made of its requests since the start.
+    pub(super) fn totals(&self, name: &str) -> CheckTotals {
+        self.metrics.limit(name).totals()
+    }
+
     /// How the limits in force are presented.
-    fn presentation(&self) -> arc_swap::Guard<Arc<Presentation>> {
+    pub(super) fn presentation(&self) -> arc_swap::Guard<Arc<Presentation>> {
         let limits = self.limiter.limits();
         let current = self.presentation.load();
         if current.presents(&limits) {
@@ -205,7 +217,8 @@ where
         if is_preflight(&parts) {
             return self.pass(Request::from_parts(parts, body), None, None);
         }
-        let attributes = HttpRequest::new(&parts, self.find_client.find(&parts));
+        let client = self.find_client.find(&parts);
+        let attributes = HttpRequest::new(&parts, client);
         let decision = self.enforcer.limiter.decide(&attributes, self.enforcer.clock.now());
         let presentation = self.enforcer.presentation();
         for check in &decision.checks {
@@ -213,46 +226,55 @@ where
                 view.metrics.count(check.outcome);
             }
         }
-        let fields = presentation.fields(&decision, self.enforcer.style());
-        match decision.verdict {
-            Verdict::Admitted => {
-                let charge = (self.refunding && !decision.checks.is_empty()).then(|| {
-                    let delivered = Arc::new(AtomicBool::new(false));
-                    parts.extensions.insert(Admission(Arc::clone(&delivered)));
-                    Charge { enforcer: Arc::clone(&self.enforcer), decision, delivered }
-                });
-                self.pass(Request::from_parts(parts, body), charge, fields)
-            }
-            Verdict::Refused(_) => {
-                let asker = Asker::new(&parts.method, &parts.headers);
-                let Some((check, view)) = decision
-                    .refusal()
-                    .and_then(|check| Some((check, presentation.view(check.limit)?)))
-                else {
-                    // Only while limits are being replaced.
-                    return self.pass(Request::from_parts(parts, body), None, None);
-                };
-                tracing::debug!(
-                    limit = presentation.name(check.limit),
-                    verdict = "refused",
-                    "request refused"
-                );
-                let due = match check.due {
-                    Due::Now => Some(0),
-                    Due::In(nanos) => Some(nanos),
-                    Due::Never => None,
-                };
-                RateLimitFuture::answered(refusal(view, due, fields, &asker))
-            }
-            Verdict::MissingPart { limit, part } => {
-                let part = presentation
-                    .limit(limit)
-                    .and_then(|limit| limit.rule().key.get(part))
-                    .map_or_else(|| "a part of a key".to_owned(), ToString::to_string);
-                let answer = Problem::MissingKeyPart(part)
-                    .answer(&Asker::new(&parts.method, &parts.headers));
-                RateLimitFuture::answered(answer)
-            }
+        if let Some(note) = parts.extensions.get::<Note>() {
+            note.judge(&presentation, &decision, client);
+        }
+        let mut fields = presentation.fields(&decision, self.enforcer.style());
+        if let Some(check) = decision.refusal() {
+            let limit = presentation.name(check.limit);
+            tracing::debug!(limit, verdict = "refused", "request refused");
+        }
+        if let Some(answer) = rejection(&presentation, &decision, &mut fields, &parts) {
+            return RateLimitFuture::answered(answer);
+        }
+        let charge = (self.refunding && !decision.checks.is_empty()).then(|| {
+            let delivered = Arc::new(AtomicBool::new(false));
+            parts.extensions.insert(Admission(Arc::clone(&delivered)));
+            Charge { enforcer: Arc::clone(&self.enforcer), decision, delivered }
+        });
+        self.pass(Request::from_parts(parts, body), charge, fields)
+    }
+}
+
+/// The answer to a request that may not pass, which takes `fields` with it;
+/// `None` for one that may.
+pub(super) fn rejection<B: From<Bytes>>(
+    presentation: &Presentation,
+    decision: &Decision,
+    fields: &mut Option<Fields>,
+    parts: &Parts,
+) -> Option<Response<B>> {
+    let asker = || Asker::new(&parts.method, &parts.headers);
+    match decision.verdict {
+        Verdict::Admitted => None,
+        Verdict::Refused(_) => {
+            let fields = fields.take();
+            let check = decision.refusal()?;
+            // Missing only while limits are being replaced; then it passes.
+            let view = presentation.view(check.limit)?;
+            let due = match check.due {
+                Due::Now => Some(0),
+                Due::In(nanos) => Some(nanos),
+                Due::Never => None,
+            };
+            Some(refusal(view, due, fields, &asker()))
+        }
+        Verdict::MissingPart { limit, part } => {
+            let part = presentation
+                .limit(limit)
+                .and_then(|limit| limit.rule().key.get(part))
+                .map_or_else(|| "a part of a key".to_owned(), ToString::to_string);
+            Some(Problem::MissingKeyPart(part).answer(&asker()))
         }
     }
 }

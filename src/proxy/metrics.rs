@@ -43,6 +43,19 @@ pub enum Outcome {
     Cancelled,
 }
 
+/// How many requests came to each end at one limit since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckTotals {
+    /// It had room and was charged.
+    pub admitted: u64,
+    /// It refused the request.
+    pub refused: u64,
+    /// It would have refused, but only reports.
+    pub shadow_refused: u64,
+    /// It had room, but another limit refused.
+    pub not_charged: u64,
+}
+
 /// What one limit made of its requests.
 #[derive(Clone, Debug)]
 pub(super) struct LimitMetrics {
@@ -165,6 +178,16 @@ impl Metrics {
 }
 
 impl LimitMetrics {
+    /// What was counted so far.
+    pub(super) fn totals(&self) -> CheckTotals {
+        CheckTotals {
+            admitted: self.admitted.get(),
+            refused: self.refused.get(),
+            shadow_refused: self.shadow_refused.get(),
+            not_charged: self.not_charged.get(),
+        }
+    }
+
     /// Counts a check.
     pub(super) fn count(&self, outcome: limiter::Outcome) {
         match outcome {

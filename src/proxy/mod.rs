@@ -40,6 +40,7 @@ use crate::limiter::{Companion, Limiter};
 use crate::runtime::{Drain, ListenAddr, Supervisor};
 use crate::time::Clock;
 
+mod access;
 mod body;
 mod client;
 mod config;
@@ -52,6 +53,7 @@ mod limit;
 mod live;
 mod metrics;
 mod preamble;
+mod preview;
 mod request;
 mod response;
 mod service;
@@ -63,7 +65,8 @@ pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError}
 pub use cors::{Cors, Origin};
 pub use limit::{Admission, Enforcer, FindClient, RateLimit, RateLimitFuture, RateLimitLayer};
 pub use live::Tuner;
-pub use metrics::{Metrics, Outcome};
+pub use metrics::{CheckTotals, Metrics, Outcome};
+pub use preview::{Asking, Foreseen, Found, Preview};
 pub use request::HttpRequest;
 pub use response::{Asker, GatewayFault, Problem};
 
@@ -80,6 +83,7 @@ pub struct Proxy<C: Companion> {
     live: SharedLive,
     clock: Clock,
     metrics: Metrics,
+    access_log: bool,
 }
 
 /// A proxy that serves. Dropping the handle changes nothing.
@@ -115,13 +119,32 @@ impl<C: Companion> Proxy<C> {
         let enforcer =
             Arc::new(Enforcer::new(limiter, clock.clone(), metrics.clone(), config.headers));
         let live = Arc::new(ArcSwap::from_pointee(Live::new(&config)));
-        let proxy = Self { listeners, config: Arc::new(config), enforcer, live, clock, metrics };
+        let proxy = Self {
+            listeners,
+            config: Arc::new(config),
+            enforcer,
+            live,
+            clock,
+            metrics,
+            access_log: false,
+        };
         Ok((proxy, address))
+    }
+
+    /// The same, which logs a line for every request if `on`.
+    #[must_use]
+    pub fn with_access_log(self, on: bool) -> Self {
+        Self { access_log: on, ..self }
     }
 
     /// What changes the proxy while it runs.
     pub fn tuner(&self) -> Tuner<C> {
         Tuner { live: Arc::clone(&self.live), enforcer: Arc::clone(&self.enforcer) }
+    }
+
+    /// Tells what it would do with requests.
+    pub fn preview(&self) -> Preview<C> {
+        Preview::following(Arc::clone(&self.enforcer), &self.config, Arc::clone(&self.live))
     }
 
     /// Starts a thread for each listener. They end when `drain` is complete.
@@ -139,6 +162,7 @@ impl<C: Companion> Proxy<C> {
                 enforcer: Arc::clone(&self.enforcer),
                 live: Arc::clone(&self.live),
                 clock: self.clock.clone(),
+                access_log: self.access_log,
                 metrics: self.metrics.clone(),
                 open: Arc::clone(&open),
                 drain: drain.clone(),

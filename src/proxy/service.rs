@@ -15,6 +15,7 @@ use hyper::body::Incoming;
 use pin_project_lite::pin_project;
 use tower::util::{Oneshot, ServiceExt};
 
+use super::access::Line;
 use super::body::{Body, RequestBody};
 use super::connection::{Activity, Exchange};
 use super::cors::Grant;
@@ -24,6 +25,7 @@ use super::request::admit;
 use super::response::{Asker, Synthetic};
 use super::worker::Leaving;
 use crate::runtime::Stage;
+use crate::time::Clock;
 
 /// Checks the requests of one connection, hands the good ones to `inner`, and
 /// ends the connection when it has to end.
@@ -41,6 +43,8 @@ pub(super) struct EdgeSettings {
     pub(super) leaving: Rc<Leaving>,
     pub(super) metrics: Metrics,
     pub(super) live: SharedLive,
+    /// The time for the access log, if there is one.
+    pub(super) access_log: Option<Clock>,
 }
 
 impl<S> hyper::service::Service<Request<Incoming>> for Edge<S>
@@ -65,6 +69,7 @@ where
             settings.patience,
         );
         let grant = settings.live.load().cors.grant(&parts.headers);
+        let line = settings.access_log.as_ref().map(|clock| Line::begin(&mut parts, clock));
         let step = match admit(&mut parts, settings.max_body) {
             Ok(()) => {
                 let request = Request::from_parts(parts, body);
@@ -81,6 +86,7 @@ where
             step,
             exchange: Some(exchange),
             grant,
+            line,
             settings: Rc::clone(settings),
             http1: version < Version::HTTP_2,
             watch,
@@ -98,6 +104,7 @@ pin_project! {
         step: Step<S>,
         exchange: Option<Exchange>,
         grant: Option<Grant>,
+        line: Option<Box<Line>>,
         settings: Rc<EdgeSettings>,
         http1: bool,
         watch: Watch,
@@ -152,7 +159,12 @@ where
             grant.insert(response.headers_mut());
         }
         this.watch.answered = true;
-        this.watch.metrics.count(synthetic.map_or(Outcome::Forwarded, |made| made.0));
+        let outcome = synthetic.map_or(Outcome::Forwarded, |made| made.0);
+        this.watch.metrics.count(outcome);
+        if let Some(mut line) = this.line.take() {
+            line.answered(outcome, response.status());
+            response.body_mut().log(line);
+        }
         if let Some(exchange) = this.exchange.take() {
             let leaving = this.settings.leaving.stage() >= Stage::Announcing;
             let upgraded = response.status() == http::StatusCode::SWITCHING_PROTOCOLS;

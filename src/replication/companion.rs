@@ -88,9 +88,12 @@ impl Companion {
         self.replicas.store(replicas.max(1), Ordering::Relaxed);
         members.version = self.version.load(Ordering::Relaxed).wrapping_add(1).max(1);
         let version = members.version;
+        let (counted, strict) = (members.counted, members.is_any_strict());
         self.members.store(Arc::new(members));
         self.version.store(version, Ordering::Release);
-        if replicas > 1 {
+        // What a lone replica spends needs no ledger, unless a strict limit counts
+        // with others.
+        if replicas > 1 || counted > 1 && strict {
             self.active.store(true, Ordering::Release);
         }
     }
@@ -130,8 +133,13 @@ impl Companion {
         Box::new(Ledger::new(generation, self.epochs.of(id, limit), spent, returned, now))
     }
 
-    fn climate<'a>(&'a self, members: &'a dyn Fn() -> Arc<Members>) -> Climate<'a> {
+    fn climate<'a>(
+        &'a self,
+        limit: LimitIndex,
+        members: &'a dyn Fn() -> Arc<Members>,
+    ) -> Climate<'a> {
         Climate {
+            limit,
             horizon: self.horizon.load(Ordering::Relaxed) as f64,
             version: self.version.load(Ordering::Acquire),
             members,
@@ -181,20 +189,34 @@ impl limiter::Companion for Companion {
         match slot.companion.as_deref_mut() {
             Some(ledger) => {
                 let members = || self.members.load_full();
-                ledger.advance(&mut slot.bucket, quota, &self.climate(&members), now);
+                ledger.advance(&mut slot.bucket, quota, &self.climate(slot.limit, &members), now);
             }
             None => slot.bucket.advance(quota, now),
         }
     }
 
-    fn due(&self, slot: &Slot<Ledger>, quota: &Quota, cost: Tokens) -> Due {
-        let due = slot.bucket.due(quota, cost);
-        match (due, slot.companion.as_deref()) {
-            (Due::In(nanos), Some(ledger)) => {
+    fn room(&self, slot: &Slot<Ledger>, now: Timestamp) -> Tokens {
+        let level = slot.bucket.level();
+        slot.companion.as_deref().map_or(level, |ledger| ledger.room(level, now))
+    }
+
+    fn due(&self, slot: &Slot<Ledger>, quota: &Quota, cost: Tokens, now: Timestamp) -> Due {
+        let Some(ledger) = slot.companion.as_deref() else {
+            return slot.bucket.due(quota, cost);
+        };
+        let due = match slot.bucket.due(quota, cost) {
+            Due::Never => Due::Never,
+            Due::Now | Due::In(_) => slot.bucket.due(quota, ledger.level_for(cost, quota)),
+        };
+        let paused = ledger.pause().map_or(0, |pause| pause.left(now));
+        match due {
+            Due::Never => due,
+            Due::Now if paused == 0 => due,
+            Due::Now => Due::In(paused),
+            Due::In(nanos) => {
                 let slower = ledger.slowdown(quota, self.replicas());
-                Due::In((nanos as f64 * slower) as u64)
+                Due::In(paused.max((nanos as f64 * slower) as u64))
             }
-            (Due::In(_) | Due::Now | Due::Never, _) => due,
         }
     }
 
@@ -202,7 +224,7 @@ impl limiter::Companion for Companion {
         ledger.used_at()
     }
 
-    fn may_drop(&self, ledger: &Ledger) -> bool {
-        ledger.is_idle()
+    fn may_drop(&self, ledger: &Ledger, now: Timestamp) -> bool {
+        ledger.is_idle(now)
     }
 }

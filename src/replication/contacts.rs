@@ -1,6 +1,8 @@
 //! Contacts: which addresses to dial, and when.
 //!
-//! Discovery lists addresses; a session tells which incarnation answers there.
+//! Discovery lists addresses, and peers name those of their own sessions as
+//! hints; a session tells which incarnation answers there. A hint is followed a
+//! few times only, so that an address that is gone is not kept alive by hearsay.
 //! An address that refuses or does not answer is tried again with exponential
 //! backoff and jitter. Whether an address is this replica itself is known only
 //! from the incarnation that answers, never from the address.
@@ -16,6 +18,10 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// Refusals in a row after which nobody lives at an address.
 const REFUSALS_UNTIL_DEAD: u32 = 2;
+/// Failures in a row after which a hint is forgotten.
+const HINT_FAILURES: u32 = 3;
+/// Hints at most, so that a peer cannot make this replica dial at random.
+const MAX_HINTS: usize = 256;
 
 /// How a dial failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +34,8 @@ pub enum DialFailure {
 
 #[derive(Clone, Debug, Default)]
 struct Contact {
+    /// Discovery names it; otherwise it is only a hint.
+    listed: bool,
     answered_by: Option<Incarnation>,
     is_self: bool,
     dialling: bool,
@@ -50,23 +58,37 @@ impl Contacts {
 
     /// Follows the set that discovery lists now.
     pub(super) fn list(&mut self, addresses: &BTreeSet<SocketAddr>) {
-        self.all.retain(|address, _| addresses.contains(address));
+        self.all.retain(|address, contact| {
+            // What was listed and is no more is gone, and no hint either.
+            let stays = addresses.contains(address) || !contact.listed;
+            contact.listed = addresses.contains(address);
+            stays
+        });
         for address in addresses {
-            self.all.entry(*address).or_default();
+            self.all.entry(*address).or_default().listed = true;
+        }
+    }
+
+    /// A peer has a session with somebody at this address.
+    pub(super) fn hint(&mut self, address: SocketAddr) {
+        let hints = self.all.values().filter(|contact| !contact.listed).count();
+        if hints < MAX_HINTS {
+            self.all.entry(address).or_default();
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.all.values().filter(|contact| !contact.is_self).count()
+        self.all.values().filter(|contact| contact.listed && !contact.is_self).count()
     }
 
     /// Whether an address is listed at which `incarnation` answered.
     pub(super) fn lists(&self, incarnation: Incarnation) -> bool {
-        self.all.values().any(|contact| contact.answered_by == Some(incarnation))
+        self.all.values().any(|contact| contact.listed && contact.answered_by == Some(incarnation))
     }
 
     pub(super) fn is_listed(&self, address: &str) -> bool {
-        address.parse().is_ok_and(|address: SocketAddr| self.all.contains_key(&address))
+        let contact = address.parse().ok().and_then(|a: SocketAddr| self.all.get(&a));
+        contact.is_some_and(|contact| contact.listed)
     }
 
     /// The addresses to dial now; each is dialled until it opens or fails.
@@ -136,7 +158,12 @@ impl Contacts {
             DialFailure::Other => 0,
         };
         contact.next = now.plus(backoff(me, address, contact.failures));
-        (contact.refusals >= REFUSALS_UNTIL_DEAD).then(|| contact.answered_by.take()).flatten()
+        let gone =
+            (contact.refusals >= REFUSALS_UNTIL_DEAD).then(|| contact.answered_by.take()).flatten();
+        if !contact.listed && contact.failures >= HINT_FAILURES {
+            self.all.remove(&address);
+        }
+        gone
     }
 }
 
@@ -192,6 +219,25 @@ mod tests {
         contacts.answered(a, me(), Timestamp::ZERO);
         assert_eq!(contacts.due(Timestamp::from_millis(60_000), |_| false), []);
         assert_eq!(contacts.len(), 0);
+    }
+
+    #[test]
+    fn a_hint_is_followed_a_few_times_and_never_outlives_discovery() {
+        let mut contacts = Contacts::new(me());
+        let (listed, hint) = (address("127.0.0.1:1"), address("127.0.0.2:1"));
+        contacts.list(&[listed].into());
+        contacts.hint(hint);
+        assert_eq!(contacts.due(Timestamp::ZERO, |_| false), [listed, hint]);
+        assert_eq!(contacts.len(), 1, "a hint is nobody's word that a peer is there");
+        for minute in 1..10 {
+            contacts.failed(hint, DialFailure::Refused, Timestamp::from_millis(minute * 60_000));
+        }
+        let later = Timestamp::from_millis(3_600_000);
+        assert!(!contacts.due(later, |_| false).contains(&hint));
+        // Listed, and then no more.
+        contacts.list(&[listed, hint].into());
+        contacts.list(&[listed].into());
+        assert!(!contacts.due(later, |_| false).contains(&hint));
     }
 
     #[test]

@@ -159,6 +159,17 @@ pub struct Entry {
     pub demand: f64,
     /// The canonical key, if it may travel and the receiver may lack it.
     pub key: Option<Vec<u8>>,
+    /// The sender closed the bucket, or opened it again.
+    pub pause: Option<PauseLeft>,
+}
+
+/// A pause as it travels: clocks need not agree on when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PauseLeft {
+    /// Larger replaces smaller; of equal ones the later end counts.
+    pub generation: u64,
+    /// Milliseconds until it ends, 0 if it has.
+    pub millis: u64,
 }
 
 /// A part of a snapshot: buckets that are not full.
@@ -187,6 +198,8 @@ pub struct Row {
     pub contributions: Vec<Contribution>,
     /// The canonical key, if it may travel.
     pub key: Option<Vec<u8>>,
+    /// The bucket is closed, or was.
+    pub pause: Option<PauseLeft>,
 }
 
 /// One origin's share in a row.

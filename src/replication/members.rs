@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::ledger::OriginId;
+use crate::limiter::{LimitIndex, Partition};
 use crate::time::Timestamp;
 
 /// How an origin stands.
@@ -42,6 +43,22 @@ impl Standing {
 pub(super) struct Members {
     pub(super) version: u32,
     pub(super) standings: BTreeMap<OriginId, Standing>,
+    /// Replicas that a strict limit counts with, this one included, and how many
+    /// of them are not heard.
+    pub(super) counted: u32,
+    pub(super) silent: u32,
+    /// What each limit does about silent replicas.
+    pub(super) policies: BTreeMap<LimitIndex, Partition>,
+}
+
+impl Members {
+    pub(super) fn is_any_strict(&self) -> bool {
+        self.policies.values().any(|policy| *policy == Partition::Strict)
+    }
+
+    pub(super) fn policy(&self, limit: LimitIndex) -> Partition {
+        self.policies.get(&limit).copied().unwrap_or_default()
+    }
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ mod epochs;
 mod frame;
 mod ledger;
 mod members;
+mod pause;
 mod peer;
 mod rate;
 
@@ -33,8 +34,8 @@ pub use engine::{
     VERSION, Violation,
 };
 pub use frame::{
-    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, LimitEpoch, Row,
-    Snapshot, Update,
+    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, LimitEpoch, PauseLeft,
+    Row, Snapshot, Update,
 };
 pub use ledger::{Ledger, Mark, OriginId};
 pub use peer::{PeerState, PeerView};

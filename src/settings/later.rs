@@ -8,8 +8,6 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserializer, Visitor};
 use serde::ser::Serializer;
 
-use super::text;
-
 /// What the error says about a setting whose time has not come.
 pub const NOT_SUPPORTED: &str = "not supported by this version";
 
@@ -93,46 +91,5 @@ impl JsonSchema for Unsupported {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "enum": ["none", null] })
-    }
-}
-
-/// A number for a feature of a later version: always 0.
-#[derive(Debug)]
-pub enum ZeroOnly {}
-
-impl ZeroOnly {
-    /// Reads `0`.
-    ///
-    /// # Errors
-    /// If it is anything else.
-    pub fn deserialize<'de, D: Deserializer<'de>, T: From<u8>>(
-        deserializer: D,
-    ) -> Result<T, D::Error> {
-        match text(deserializer, "a whole number")?.as_str() {
-            "0" => Ok(0.into()),
-            _ => Err(de::Error::custom(format!("{NOT_SUPPORTED}: only 0 is"))),
-        }
-    }
-
-    /// Writes the value as this notation reads it.
-    ///
-    /// # Errors
-    /// Those of the serializer.
-    pub fn serialize<S: Serializer, T>(_: &T, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u64(0)
-    }
-}
-
-impl JsonSchema for ZeroOnly {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "ZeroOnly".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "const": 0 })
     }
 }

@@ -13,7 +13,7 @@ use serde::de::{Deserializer, Visitor};
 mod later;
 mod notation;
 
-pub use later::{NOT_SUPPORTED, Unsupported, ZeroOnly};
+pub use later::{NOT_SUPPORTED, Unsupported};
 pub use notation::{
     DurationOrZeroText, DurationText, MAX_DURATION, NameText, NetworkText, Networks, OnOff,
     SizeOrNoneText, SizeText, Whole,

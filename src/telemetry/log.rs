@@ -1,17 +1,26 @@
 //! The log: structured lines on standard error, so that standard output carries
 //! data only.
+//!
+//! What is logged can be changed while the process runs. Lines of the access log
+//! have the target [`ACCESS`]: whoever switches it on wants to see it, so that
+//! they pass every filter that does not name them.
 
 use std::fmt;
 use std::io::{self, IsTerminal as _};
 use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
+use tracing_subscriber::{EnvFilter, Registry, fmt as lines, reload};
 
 /// What is logged when nobody says otherwise.
 const DEFAULT_FILTER: &str = "info";
+
+/// The target of the access log's lines.
+pub const ACCESS: &str = "access";
 
 /// How a line is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +32,14 @@ pub enum LogFormat {
     Json,
 }
 
-/// Why there is no log. Nothing was changed.
+/// Changes what is logged. Cheap to clone.
+#[derive(Clone)]
+pub struct Control {
+    handle: reload::Handle<EnvFilter, Registry>,
+    text: Arc<Mutex<String>>,
+}
+
+/// Why there is no log, or no other one. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The filter is no list of `target=level` directives.
@@ -34,6 +50,9 @@ pub enum Error {
         /// What is wrong with it.
         source: ParseError,
     },
+    /// The log has ended.
+    #[error("the log has ended: {0}")]
+    Ended(#[from] reload::Error),
     /// The process has a log already.
     #[error("the log is already set up: {0}")]
     Taken(#[from] TryInitError),
@@ -44,10 +63,39 @@ pub enum Error {
 ///
 /// # Errors
 /// [`Error::Filter`] if it cannot be read, [`Error::Taken`] on a second call.
-pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), Error> {
+pub fn init(format: LogFormat, filter: Option<&str>) -> Result<Control, Error> {
     let ansi = io::stderr().is_terminal();
-    subscriber(format, filter, ansi, io::stderr)?.try_init()?;
-    Ok(())
+    let (subscriber, control) = subscriber(format, filter, ansi, io::stderr)?;
+    subscriber.try_init()?;
+    Ok(control)
+}
+
+impl Control {
+    /// Logs what `filter` says from now on; returns the filter until now.
+    ///
+    /// # Errors
+    /// [`Error::Filter`] if it cannot be read, [`Error::Ended`] if nothing is
+    /// logged any more.
+    pub fn set(&self, filter: &str) -> Result<String, Error> {
+        let parsed = parse(filter)?;
+        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        self.handle.reload(parsed)?;
+        Ok(std::mem::replace(&mut text, filter.to_owned()))
+    }
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").field("filter", &self.text).finish_non_exhaustive()
+    }
+}
+
+fn parse(text: &str) -> Result<EnvFilter, Error> {
+    let names_access = text
+        .split(',')
+        .any(|directive| directive.split(['=', '[', ':']).next().unwrap_or("").trim() == ACCESS);
+    let whole = if names_access { text.to_owned() } else { format!("{text},{ACCESS}=info") };
+    EnvFilter::try_new(whole).map_err(|source| Error::Filter { filter: text.to_owned(), source })
 }
 
 fn subscriber<W>(
@@ -55,18 +103,20 @@ fn subscriber<W>(
     filter: Option<&str>,
     ansi: bool,
     writer: W,
-) -> Result<Box<dyn tracing::Subscriber + Send + Sync>, Error>
+) -> Result<(Box<dyn tracing::Subscriber + Send + Sync>, Control), Error>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
     let text = filter.unwrap_or(DEFAULT_FILTER);
-    let filter = EnvFilter::try_new(text)
-        .map_err(|source| Error::Filter { filter: text.to_owned(), source })?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
-    Ok(match format {
-        LogFormat::Text => Box::new(builder.with_ansi(ansi).finish()),
-        LogFormat::Json => Box::new(builder.json().flatten_event(true).with_ansi(false).finish()),
-    })
+    let (filter, handle) = reload::Layer::new(parse(text)?);
+    let control = Control { handle, text: Arc::new(Mutex::new(text.to_owned())) };
+    let lines = lines::layer().with_writer(writer);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(ansi).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).with_ansi(false).boxed(),
+    };
+    let subscriber = tracing_subscriber::registry().with(filter).with(lines);
+    Ok((Box::new(subscriber), control))
 }
 
 impl FromStr for LogFormat {
@@ -113,7 +163,7 @@ mod tests {
     fn logged(format: LogFormat, filter: Option<&str>) -> String {
         let sink = Sink::default();
         let writer = sink.clone();
-        let log = subscriber(format, filter, false, move || writer.clone()).unwrap();
+        let (log, _) = subscriber(format, filter, false, move || writer.clone()).unwrap();
         tracing::subscriber::with_default(log, || {
             tracing::info!(listener = "proxy", port = 8080, "bound");
             tracing::debug!("detail");
@@ -137,6 +187,41 @@ mod tests {
         let text = logged(LogFormat::Text, Some("debug"));
         assert!(text.contains("bound") && text.contains("detail"), "{text}");
         assert!(!text.contains('\u{1b}'), "{text}");
+    }
+
+    #[test]
+    fn what_is_logged_changes_at_once_and_a_bad_filter_changes_nothing() {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let (log, control) =
+            subscriber(LogFormat::Text, None, false, move || writer.clone()).unwrap();
+        tracing::subscriber::with_default(log, || {
+            tracing::debug!("one");
+            assert_eq!(control.set("debug").unwrap(), "info");
+            tracing::debug!("two");
+            assert!(matches!(control.set("tidegate=loud"), Err(Error::Filter { .. })));
+            tracing::debug!("three");
+            assert_eq!(control.set("off").unwrap(), "debug");
+            tracing::error!("four");
+        });
+        let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
+        let said = |word| text.lines().any(|line| line.ends_with(word));
+        assert_eq!(["one", "two", "three", "four"].map(said), [false, true, true, false], "{text}");
+        assert!(control.set("info").is_err(), "the log has ended");
+    }
+
+    #[test]
+    fn the_access_log_passes_every_filter_that_does_not_name_it() {
+        let passes = |filter| {
+            let sink = Sink::default();
+            let writer = sink.clone();
+            let (log, _) =
+                subscriber(LogFormat::Json, Some(filter), false, move || writer.clone()).unwrap();
+            tracing::subscriber::with_default(log, || tracing::info!(target: ACCESS, "line"));
+            !sink.0.lock().unwrap().is_empty()
+        };
+        assert!(passes("warn") && passes("off") && passes("tidegate::peer=debug"));
+        assert!(!passes("info,access=off"));
     }
 
     #[test]

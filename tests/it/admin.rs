@@ -7,17 +7,20 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use prometheus_client::registry::Registry;
 use prost::Message as _;
 use tidegate::admin::{
     AdminServer, AdminService, Bounds, Cluster, Health, MeshView, ReplicaView, Stopped,
 };
-use tidegate::cli::{buckets, client, limits, peers};
+use tidegate::cli::{buckets, client, explain, limits, log, peers, top};
 use tidegate::limiter::{
     Attributes, BucketId, Client, Condition, KeyPart, Limit, LimitSet, LimitSpec, Limiter, Missing,
     Mode, PathPattern, Quota, Rule, Source,
 };
+use tidegate::proxy::{Config, Enforcer, HeaderStyle, Metrics, Preview};
 use tidegate::replication::{
-    BucketView, Companion, Engine, Incarnation, PeerState, PeerView, ReplicatedLimiter, Settings,
+    BucketView, Companion, Engine, Incarnation, PeerState, PeerView, ReplicatedLimiter, Reset,
+    Settings,
 };
 use tidegate::runtime::{Drain, DrainControl, Stage};
 use tidegate::time::{Clock, Timestamp};
@@ -33,7 +36,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 const ME: Incarnation = Incarnation::from_bytes([1; 16]);
-const PEER: Incarnation = Incarnation::from_bytes([2; 16]);
+pub(crate) const PEER: Incarnation = Incarnation::from_bytes([2; 16]);
 const LOST: Incarnation = Incarnation::from_bytes([3; 16]);
 
 /// A request with a client and headers.
@@ -72,18 +75,18 @@ impl Attributes for Asked {
 }
 
 /// The product's engine, with peers and their spending made up.
-struct FakeCluster {
+pub(crate) struct FakeCluster {
     engine: Mutex<Engine>,
     clock: Clock,
     peers: Vec<PeerView>,
     /// What the peer spent from a bucket, in micro-tokens.
-    spent: Mutex<BTreeMap<BucketId, u64>>,
+    pub(crate) spent: Mutex<BTreeMap<BucketId, u64>>,
     /// How many more replicas spent from every bucket.
     crowd: AtomicU8,
     stopped: AtomicBool,
 }
 
-struct Shared(Arc<FakeCluster>);
+pub(crate) struct Shared(Arc<FakeCluster>);
 
 impl Cluster for Shared {
     async fn mesh(&self) -> Result<MeshView, Stopped> {
@@ -134,6 +137,11 @@ impl Cluster for Shared {
             })
             .collect())
     }
+
+    async fn reset(&self, what: Reset) -> Result<Option<usize>, Stopped> {
+        let now = self.0.clock.now();
+        Ok(self.0.engine.lock().unwrap().reset(&what, now))
+    }
 }
 
 fn peer(incarnation: Incarnation, name: &str, state: PeerState, heard: Duration) -> PeerView {
@@ -151,17 +159,17 @@ fn peer(incarnation: Incarnation, name: &str, state: PeerState, heard: Duration)
     }
 }
 
-fn limit(name: &str, rate: &str, burst: u64, rule: Rule) -> LimitSpec {
+pub(crate) fn limit(name: &str, rate: &str, burst: u64, rule: Rule) -> LimitSpec {
     LimitSpec::new(name, rule, Quota::try_new(rate.parse().unwrap(), burst).unwrap())
 }
 
-fn key(parts: &[Source]) -> Vec<KeyPart> {
+pub(crate) fn key(parts: &[Source]) -> Vec<KeyPart> {
     parts.iter().map(|source| KeyPart::new(source.clone(), false)).collect()
 }
 
 /// Three limits: by client, by two headers (one of them a credential) and one
 /// bucket for all, which only applies where a header says so.
-fn limit_set() -> LimitSet {
+pub(crate) fn limit_set() -> LimitSet {
     let by_client = Rule { key: key(&[Source::ClientIp]), ..Rule::default() };
     let override_id = {
         let seed = Limit::seed("per-client", &by_client);
@@ -205,10 +213,11 @@ fn limit_set() -> LimitSet {
 }
 
 /// A bound and running admin server on a limiter whose clock stands still.
-struct Replica {
-    limiter: Arc<ReplicatedLimiter>,
-    cluster: Arc<FakeCluster>,
-    clock: Clock,
+pub(crate) struct Replica {
+    pub(crate) limiter: Arc<ReplicatedLimiter>,
+    pub(crate) cluster: Arc<FakeCluster>,
+    pub(crate) enforcer: Arc<Enforcer<Companion>>,
+    pub(crate) clock: Clock,
     address: SocketAddr,
     health: Health,
     control: Option<DrainControl>,
@@ -216,11 +225,11 @@ struct Replica {
 }
 
 impl Replica {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::start_with(limit_set(), Vec::new(), Bounds::default()).await
     }
 
-    async fn with_peers() -> Self {
+    pub(crate) async fn with_peers() -> Self {
         let peers = vec![
             peer(PEER, "pod-b", PeerState::Live, Duration::from_millis(120)),
             peer(LOST, "pod-c\u{1b}[2J", PeerState::Suspect, Duration::from_secs(9)),
@@ -229,6 +238,15 @@ impl Replica {
     }
 
     async fn start_with(limits: LimitSet, peers: Vec<PeerView>, bounds: Bounds) -> Self {
+        Self::start_dressed(limits, peers, bounds, |service| service).await
+    }
+
+    pub(crate) async fn start_dressed(
+        limits: LimitSet,
+        peers: Vec<PeerView>,
+        bounds: Bounds,
+        dress: impl FnOnce(AdminService<Shared>) -> AdminService<Shared>,
+    ) -> Self {
         let clock = Clock::manual(Timestamp::from_millis(1_000_000));
         let limiter = Arc::new(Limiter::new(limits, 1_000_000, Companion::default()));
         let settings = Settings {
@@ -238,6 +256,7 @@ impl Replica {
             sync_interval: Duration::from_millis(100),
             join_timeout: Duration::from_secs(2),
             share_hold: Duration::from_secs(30),
+            expected_replicas: 0,
             expects_peers: false,
         };
         let engine = Engine::new(settings, ME, Arc::clone(&limiter), clock.now());
@@ -252,13 +271,22 @@ impl Replica {
         let (server, address) = AdminServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let server = server.with_bounds(bounds);
         let health = server.health();
-        let service = AdminService::new(Arc::clone(&limiter), Shared(Arc::clone(&cluster)), 64);
+        let metrics = Metrics::register(&mut Registry::default(), &limiter.limits());
+        let enforcer =
+            Enforcer::new(Arc::clone(&limiter), clock.clone(), metrics, HeaderStyle::Standard);
+        let mut config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        config.trusted_proxies = vec!["10.0.0.0/8".parse().unwrap()];
+        let enforcer = Arc::new(enforcer);
+        let preview = Preview::new(Arc::clone(&enforcer), &config);
+        let service =
+            AdminService::new(Arc::clone(&limiter), Shared(Arc::clone(&cluster)), preview);
+        let service = dress(service);
         let (control, drain): (_, Drain) = DrainControl::new();
         let server = tokio::spawn(async move { server.run(service, drain).await.unwrap() });
-        Self { limiter, cluster, clock, address, health, control: Some(control), server }
+        Self { limiter, cluster, enforcer, clock, address, health, control: Some(control), server }
     }
 
-    fn ask(&self, ip: [u8; 4], headers: &[(&'static str, &str)]) -> bool {
+    pub(crate) fn ask(&self, ip: [u8; 4], headers: &[(&'static str, &str)]) -> bool {
         let headers = headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
         self.limiter.decide(&Asked { ip, headers }, self.clock.now()).is_admitted()
     }
@@ -269,7 +297,7 @@ impl Replica {
     }
 
     /// A client as anybody would make one: default limits.
-    async fn client(&self) -> AdminClient<Channel> {
+    pub(crate) async fn client(&self) -> AdminClient<Channel> {
         AdminClient::new(self.channel().await)
     }
 
@@ -316,7 +344,7 @@ impl Replica {
     }
 
     /// What `tidegate ARGS...` prints.
-    async fn tidegate(&self, args: &[&str]) -> Result<String, client::Error> {
+    pub(crate) async fn tidegate(&self, args: &[&str]) -> Result<String, client::Error> {
         run(args, Some(self.address)).await
     }
 }
@@ -327,9 +355,12 @@ enum Program {
     Buckets(buckets::BucketsArgs),
     Limits(limits::LimitsArgs),
     Peers(peers::PeersArgs),
+    Explain(explain::ExplainArgs),
+    Top(top::TopArgs),
+    Log(log::LogArgs),
 }
 
-async fn run(args: &[&str], admin: Option<SocketAddr>) -> Result<String, client::Error> {
+pub(crate) async fn run(args: &[&str], admin: Option<SocketAddr>) -> Result<String, client::Error> {
     let admin = admin.map(|address| format!("--admin={address}"));
     let words = ["tidegate"].into_iter().chain(args.iter().copied()).chain(admin.as_deref());
     let mut out = Vec::new();
@@ -337,11 +368,14 @@ async fn run(args: &[&str], admin: Option<SocketAddr>) -> Result<String, client:
         Program::Buckets(args) => buckets::run(args, &mut out).await?,
         Program::Limits(args) => limits::run(args, &mut out).await?,
         Program::Peers(args) => peers::run(args, &mut out).await?,
+        Program::Explain(args) => explain::run(args, &mut out).await?,
+        Program::Top(args) => top::run(args, &mut out, false).await?,
+        Program::Log(args) => log::run(args, &mut out).await?,
     }
     Ok(String::from_utf8(out).unwrap())
 }
 
-fn seconds(duration: Option<prost_types::Duration>) -> f64 {
+pub(crate) fn seconds(duration: Option<prost_types::Duration>) -> f64 {
     let duration = duration.expect("the duration is there");
     duration.seconds as f64 + f64::from(duration.nanos) / 1e9
 }

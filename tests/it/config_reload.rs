@@ -1,6 +1,8 @@
 //! A replica whose file changes under it.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +10,9 @@ use std::thread::{self, JoinHandle};
 
 use tidegate::app::{Addresses, App, Handle, Options};
 use tidegate::config::{self, reload::Status};
-use tokio::sync::mpsc;
+use tidegate::wire::tidegate::admin::v1::ListBucketsRequest;
+use tidegate::wire::tidegate::admin::v1::admin_client::AdminClient;
+use tokio::sync::{mpsc, watch};
 
 use crate::harness::{Connection, Upstream, eventually};
 
@@ -24,6 +28,11 @@ struct Replica {
 impl Replica {
     /// Starts with the configuration in `file`.
     fn start(file: &Path) -> Self {
+        Self::start_among(file, None)
+    }
+
+    /// Starts with the peers that `addresses` lists.
+    fn start_among(file: &Path, addresses: Option<watch::Receiver<BTreeSet<SocketAddr>>>) -> Self {
         let config = config::load(file, &|_| None).unwrap_or_else(|error| panic!("{error}"));
         let path = file.to_owned();
         let (stop, stopped) = mpsc::channel(2);
@@ -36,7 +45,7 @@ impl Replica {
                     workers: 1,
                     name: "r".into(),
                     ip: Some([127, 0, 0, 1].into()),
-                    addresses: None,
+                    addresses,
                 };
                 let (app, addresses) = App::bind(config, options).unwrap();
                 let app = app.following(path).unwrap();
@@ -67,6 +76,33 @@ impl Replica {
     fn statuses(&self, key: &str, count: usize) -> Vec<u16> {
         let mut connection = Connection::open(self.addresses.proxy);
         (0..count).map(|_| connection.get_with("/", &[("x-key", key)]).status).collect()
+    }
+
+    /// The tokens left for a key of the limit called `name`.
+    fn left(&self, name: &str, key: &str) -> Option<u64> {
+        let limits = self.handle.limiter.limits();
+        let (_, limit) = limits.find(name)?;
+        let id = limit.bucket_id(limit.rule().key_from_text(&[key], 64).unwrap().as_bytes());
+        self.handle.limiter.with_existing(id, |slot, _| slot.bucket.level().whole())
+    }
+
+    /// Lists the one bucket that there is, as often as said: level and burst in
+    /// micro-tokens.
+    fn listed(&self, times: usize) -> Vec<(i64, i64)> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let address = format!("http://{}", self.addresses.admin);
+            let mut client = AdminClient::connect(address).await.unwrap();
+            let mut listed = Vec::new();
+            for _ in 0..times {
+                let answer = client.list_buckets(ListBucketsRequest::default()).await.unwrap();
+                let mut stream = answer.into_inner();
+                while let Some(message) = stream.message().await.unwrap() {
+                    listed.extend(message.buckets.iter().map(|b| (b.level_micros, b.burst_micros)));
+                }
+            }
+            listed
+        })
     }
 
     fn metrics(&self) -> String {
@@ -221,4 +257,75 @@ fn a_hangup_reloads_at_once_and_says_what_needs_a_restart() {
     replica.handle.limiter.store().for_each(|_, slot| keys.push(slot.key.clone().unwrap()));
     let keys = keys.iter().map(|key| tidegate::limiter::key::decode(key).unwrap()[0].to_string());
     assert_eq!(keys.collect::<Vec<_>>(), ["203.0.113.5"]);
+}
+
+#[test]
+fn a_renamed_and_raised_limit_rolls_out_replica_by_replica() {
+    let upstream = Upstream::start();
+    let dir = tempfile::tempdir().unwrap();
+    let files = ["a.yaml", "b.yaml"].map(|name| dir.path().join(name));
+    let with = |limit: &str| {
+        text(&upstream, "", limit).replace(
+            "replication: {",
+            "replication: { peers: { static: ['127.0.0.1:9'] }, insecure: true, join_timeout: 100ms,",
+        )
+    };
+    let (listed, addresses) = watch::channel(BTreeSet::new());
+    let replicas = files.each_ref().map(|file| {
+        fs::write(file, with(&by_key("old", "10/40d"))).unwrap();
+        Replica::start_among(file, Some(addresses.clone()))
+    });
+    let [a, b] = &replicas;
+    listed.send_replace(replicas.iter().filter_map(|r| r.addresses.peer).collect());
+    eventually("the session", || {
+        replicas.iter().all(|r| r.metrics().contains("tidegate_peers{state=\"live\"} 1"))
+    });
+    assert_eq!(a.statuses("k", 4), [200; 4]);
+    eventually("what the first spent", || b.left("old", "k") == Some(6));
+
+    let new = with("{ name: new, was: old, key: [header:x-key], rate: 20/40d }");
+    let before = a.status();
+    fs::write(&files[0], &new).unwrap();
+    a.reloaded(&before);
+    assert_eq!(a.left("new", "k"), Some(16), "the deficit stays");
+    // One bucket for both, by both names and under both quotas.
+    assert_eq!(a.statuses("k", 3), [200; 3]);
+    eventually("what the renamed one spent", || b.left("old", "k") == Some(3));
+    assert_eq!(b.statuses("k", 1), [200]);
+    eventually("what the old one spent", || a.left("new", "k") == Some(12));
+
+    let before = b.status();
+    fs::write(&files[1], &new).unwrap();
+    b.reloaded(&before);
+    assert_eq!(b.left("new", "k"), Some(12));
+    assert_eq!(b.statuses("k", 13).iter().filter(|status| **status == 200).count(), 12);
+    eventually("that nothing is left", || a.left("new", "k") == Some(0));
+    assert_eq!(a.statuses("k", 1), [429]);
+}
+
+#[test]
+fn ad_g1_a_listing_shows_the_quota_in_force() {
+    let upstream = Upstream::start();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("limits.yaml");
+    let with = |n: u64| text(&upstream, "", &by_key("r", &format!("{n}/40d")));
+    fs::write(&file, with(5)).unwrap();
+    let replica = Replica::start(&file);
+    let reload = |n| {
+        let before = replica.status();
+        fs::write(&file, with(n)).unwrap();
+        replica.reloaded(&before);
+    };
+    // What came back meanwhile is less than a thousandth.
+    let listed = |times| -> Vec<(i64, i64)> {
+        let rows = replica.listed(times);
+        rows.iter().map(|(level, burst)| (level / 1000, burst / 1000)).collect()
+    };
+    assert_eq!(replica.statuses("k", 5), [200; 5]);
+    reload(50);
+    assert_eq!(replica.statuses("k", 20), [200; 20]);
+    assert_eq!(listed(1), [(25_000, 50_000)]);
+    reload(3);
+    assert_eq!(listed(100), [(0, 3000); 100]);
+    assert_eq!(replica.statuses("k", 1), [429]);
 }

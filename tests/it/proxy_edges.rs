@@ -194,3 +194,32 @@ fn trust_and_fields_change_on_open_connections() {
     let seen = upstream.requests();
     assert_eq!(seen[1].field("x-forwarded-for"), Some("203.0.113.5, 127.0.0.1"));
 }
+
+#[test]
+fn cf_g2_a_limit_that_changes_under_load_neither_fails_nor_frees_anyone() {
+    let upstream = Upstream::start();
+    let per_key = |rate: &str| limit("r", rate).by_header("x-key");
+    let proxy = Setup::before(&upstream).limit(per_key("5/min")).workers(2).frozen().start();
+    let statuses = |first: usize, rounds: usize| -> Vec<u16> {
+        let mut connection = proxy.connect();
+        let key = |turn: usize| format!("k{}", (first + turn) % 50);
+        (0..rounds * 50)
+            .map(|turn| connection.get_with("/", &[("x-key", &key(turn))]).status)
+            .collect()
+    };
+    std::thread::scope(|scope| {
+        let statuses = &statuses;
+        let load = [0, 25].map(|first| scope.spawn(move || statuses(first, 6)));
+        for rate in ["2/min", "5/min"].iter().cycle().take(41) {
+            proxy.reload([per_key(rate)]);
+        }
+        for answers in load.map(|thread| thread.join().unwrap()) {
+            assert!(answers.iter().all(|status| [200, 429].contains(status)), "{answers:?}");
+        }
+    });
+    // Each key has had what the smaller quota gives, and no more than the larger.
+    assert!(statuses(0, 1).iter().all(|status| *status == 429));
+    let admitted = proxy.spent();
+    assert!((100..=250).contains(&admitted), "{admitted}");
+    assert_eq!(proxy.statuses(4, &[("x-key", "fresh")]), [200, 200, 429, 429]);
+}

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use prost::Message as _;
 use tidegate::limiter::{
-    Attributes, Client, Cost, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Quota, Rule, Source,
-    Tokens,
+    Attributes, Client, Cost, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Partition, Quota,
+    Rule, Source, Tokens,
 };
 use tidegate::replication::{
     Body, Companion, DialFailure, Engine, Entry, Frame, Incarnation, ReplicatedLimiter, Reset,
@@ -64,10 +64,22 @@ impl Attributes for Request<'_> {
 }
 
 pub(crate) fn limit(name: &str, rate: &str, burst: u64, cost: u64) -> Limit {
+    split_limit(name, rate, burst, cost, Partition::default())
+}
+
+/// A limit that says what happens while replicas are not heard.
+pub(crate) fn split_limit(
+    name: &str,
+    rate: &str,
+    burst: u64,
+    cost: u64,
+    partition: Partition,
+) -> Limit {
     let key = KeyPart::new(Source::Header("key".into()), false);
     let rule = Rule { key: vec![key], ..Rule::default() };
     Limit::new(LimitSpec {
         cost: Tokens::from_whole(cost).unwrap().into(),
+        partition,
         ..LimitSpec::new(name, rule, Quota::try_new(rate.parse().unwrap(), burst).unwrap())
     })
 }
@@ -213,6 +225,8 @@ pub(crate) struct Cluster {
     part: Vec<usize>,
     /// Pairs of which the first cannot reach the second.
     deaf: BTreeSet<(usize, usize)>,
+    /// What discovery answers to nodes that start; all that are alive if empty.
+    listed: Vec<usize>,
     counter: u64,
     trace: blake3::Hasher,
     /// Bytes of updates and heartbeats.
@@ -233,6 +247,7 @@ impl Cluster {
             ends: BTreeMap::new(),
             part: Vec::new(),
             deaf: BTreeSet::new(),
+            listed: Vec::new(),
             counter: 0,
             trace: blake3::Hasher::new(),
             bytes_sent: 0,
@@ -266,6 +281,7 @@ impl Cluster {
             sync_interval: Duration::from_millis(100),
             join_timeout: Duration::from_secs(2),
             share_hold: Duration::from_secs(30),
+            expected_replicas: 0,
             expects_peers: true,
         };
         let now = local(node, 0, self.now);
@@ -311,9 +327,15 @@ impl Cluster {
         self.kill(node);
     }
 
+    /// From now on discovery names only these nodes.
+    pub(crate) fn only_lists(&mut self, nodes: &[usize]) {
+        self.listed = nodes.to_vec();
+    }
+
     fn list(&mut self) {
         let all: BTreeSet<SocketAddr> = (0..self.nodes.len())
             .filter(|node| self.nodes[*node].alive)
+            .filter(|node| self.listed.is_empty() || self.listed.contains(node))
             .map(|node| self.nodes[node].address)
             .collect();
         for node in 0..self.nodes.len() {
@@ -452,6 +474,18 @@ impl Cluster {
         let id = limit.bucket_id(key.as_bytes());
         let view = self.nodes[node].engine.bucket(id, self.local(node));
         view.map_or(Vec::new(), |view| view.spent)
+    }
+
+    /// Closes a bucket for so long through the node.
+    pub(crate) fn pause_key(&mut self, node: usize, key: &str, millis: u64) -> bool {
+        let now = self.local(node);
+        let limits = self.nodes[node].limiter.limits();
+        let limit = limits.get(LimitIndex(0)).unwrap();
+        let key = limit.rule().key_from_text(&[key], 64).unwrap();
+        let (bucket, key) = (limit.bucket_id(key.as_bytes()), Some(key.as_bytes()));
+        let there = self.nodes[node].engine.pause(LimitIndex(0), bucket, key, millis, now);
+        self.pump(node);
+        there
     }
 
     /// Resets one bucket through the node.

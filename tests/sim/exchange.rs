@@ -304,3 +304,66 @@ fn a_reset_behind_a_partition_arrives_when_it_heals() {
     // What was spent under the old epoch is forgiven by the reset.
     assert_eq!(levels(&cluster, "k"), [90, 90]);
 }
+
+#[test]
+fn three_replicas_that_meet_late_at_once_add_what_each_spent() {
+    let mut wrong = Vec::new();
+    for seed in 0..200 {
+        let limits = vec![limit("one", "100/40d", 100, 1)];
+        let mut cluster = Cluster::new(seed, Network::default(), limits);
+        for _ in 0..3 {
+            cluster.start();
+        }
+        cluster.partition(&[0, 1, 2]);
+        cluster.run_for(SETTLE);
+        for node in 0..3 {
+            spend(&mut cluster, node, "k", 4);
+        }
+        cluster.run_for(if seed % 2 == 0 { SECOND } else { MS });
+        cluster.partition(&[0, 0, 0]);
+        cluster.run_for(10 * SECOND);
+        if levels(&cluster, "k") != [88, 88, 88] {
+            wrong.push((seed, levels(&cluster, "k")));
+        }
+    }
+    assert!(wrong.is_empty(), "{} {wrong:?}", wrong.len());
+}
+
+#[test]
+fn a_pause_closes_a_bucket_everywhere_until_it_ends() {
+    let mut cluster = cluster(17, 3, "10/s", 10);
+    assert_eq!(spend(&mut cluster, 0, "k", 1), 1);
+    assert!(cluster.pause_key(1, "k", 2000));
+    cluster.run_for(100 * MS);
+    for node in 0..3 {
+        assert_eq!(spend(&mut cluster, node, "k", 1), 0, "node {node}");
+        assert_eq!(spend(&mut cluster, node, &format!("other{node}"), 1), 1);
+    }
+    // A joiner learns of it.
+    let late = cluster.start();
+    cluster.run_for(SECOND);
+    assert!(cluster.nodes[late].engine.is_joined());
+    assert_eq!(spend(&mut cluster, late, "k", 1), 0);
+    cluster.run_for(SECOND);
+    assert_eq!(spend(&mut cluster, 0, "k", 20), 10, "it refilled meanwhile");
+    // The latest word holds: closed for long, and opened again by another.
+    assert!(cluster.pause_key(2, "k", 60_000));
+    cluster.run_for(SECOND);
+    assert_eq!(spend(&mut cluster, 1, "k", 1), 0);
+    assert!(cluster.pause_key(0, "k", 0));
+    cluster.run_for(SECOND);
+    assert_eq!(spend(&mut cluster, 1, "k", 1), 1);
+}
+
+#[test]
+fn a_newcomer_that_finds_one_replica_learns_of_the_others() {
+    let mut cluster = cluster(18, 3, "100/40d", 100);
+    spend(&mut cluster, 0, "k", 5);
+    cluster.only_lists(&[0]);
+    let late = cluster.start();
+    cluster.run_for(SETTLE);
+    let now = cluster.local(late);
+    let peers = cluster.nodes[late].engine.peers(now);
+    assert_eq!(peers.iter().filter(|peer| peer.connected).count(), 3);
+    assert_eq!(levels(&cluster, "k"), [95, 95, 95, 95]);
+}

@@ -74,6 +74,8 @@ pub(crate) struct Report {
     pub(crate) first_second_tokens: f64,
     /// Tokens above r t + b in the worst window of any length.
     pub(crate) excess: f64,
+    /// The bound of that which the replicas export.
+    pub(crate) bound: f64,
     /// Jain's index of the replicas' admission ratios.
     pub(crate) jain: f64,
     /// Entries sent for each replica and second.
@@ -115,6 +117,7 @@ pub(crate) struct Tally {
     pub(crate) ended: u64,
     pub(crate) traffic: Traffic,
     pub(crate) window: Option<(u64, u64)>,
+    pub(crate) bound: f64,
 }
 
 impl Tally {
@@ -134,6 +137,7 @@ impl Tally {
             ended: 0,
             traffic: Traffic::default(),
             window: None,
+            bound: 0.0,
         }
     }
 
@@ -224,6 +228,7 @@ impl Tally {
             first_second: (first - first_ideal) / first_ideal * 100.0,
             first_second_tokens: first - first_ideal,
             excess: self.excess.max(0.0),
+            bound: self.bound,
             jain: if squares > 0.0 { sum * sum / (ratios.len() as f64 * squares) } else { 1.0 },
             entries: self.traffic.entries as f64 / seconds,
             bytes: self.traffic.bytes as f64 / seconds,

@@ -1,6 +1,8 @@
 //! A load on one key of a cluster, with what goes wrong meanwhile.
 
-use crate::cluster::{Cluster, Network, limit, limit_by_header};
+use tidegate::limiter::{LimitIndex, Partition};
+
+use crate::cluster::{Cluster, Network, limit_by_header, split_limit};
 use crate::oracle::{Report, Tally};
 use crate::rng::Rng;
 
@@ -98,6 +100,8 @@ pub(crate) struct Scenario {
     pub(crate) window: Option<(u64, u64)>,
     /// Replicas' ratios count from here on, in milliseconds.
     pub(crate) ratios_from: u64,
+    /// What the limit does while replicas are not heard.
+    pub(crate) policy: Partition,
 }
 
 impl Scenario {
@@ -118,6 +122,7 @@ impl Scenario {
             faults: Vec::new(),
             window: None,
             ratios_from: 0,
+            policy: Partition::default(),
         }
     }
 
@@ -130,7 +135,7 @@ impl Scenario {
         // A burst that follows the rate when that is reloaded.
         let burst = self.burst * per_second / self.per_second;
         if self.costs == [1] {
-            limit("one", &rate, burst, 1)
+            split_limit("one", &rate, burst, 1, self.policy)
         } else {
             limit_by_header("one", &rate, burst, self.costs.iter().copied().max().unwrap())
         }
@@ -171,6 +176,9 @@ impl Scenario {
             at += rng.exponential_nanos(offered);
             while let Some((when, fault)) = faults.next_if(|(when, _)| when * MS <= at) {
                 cluster.run_until(cluster.now.max(started + when * MS));
+                if matches!(fault, Fault::Heal | Fault::Resume(_)) {
+                    tally.bound = tally.bound.max(exported_bound(&cluster));
+                }
                 self.strike(&mut cluster, &mut tally, fault, when * MS);
                 if let Fault::Shares(shares) = fault {
                     demand = Demand::Shares(shares.clone());
@@ -204,6 +212,7 @@ impl Scenario {
                 tally.arrival(node, cluster.now - started, cost, refunded, admitted);
             }
         }
+        tally.bound = tally.bound.max(exported_bound(&cluster));
         tally.traffic.entries = cluster.entries_sent() - entries;
         tally.traffic.bytes = cluster.bytes_sent - bytes;
         (tally, cluster)
@@ -259,4 +268,14 @@ impl Scenario {
             Fault::Shares(_) | Fault::Load(_) => {}
         }
     }
+}
+
+/// By how much one bucket may be over-admitted at most, as the replicas say.
+fn exported_bound(cluster: &Cluster) -> f64 {
+    let alive = (0..cluster.nodes.len()).filter(|node| cluster.nodes[*node].alive);
+    alive
+        .filter_map(|node| {
+            cluster.nodes[node].engine.overshoot_bound(LimitIndex(0), cluster.local(node))
+        })
+        .fold(0.0, f64::max)
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 mod condition;
 mod cost;
+mod effective;
 mod key;
 mod text;
 
@@ -19,11 +20,11 @@ pub use condition::ConditionConfig;
 pub use cost::CostConfig;
 pub use key::KeyPartConfig;
 use key::ValueText;
-pub use text::{Burst, LimitName, NoWait, Partition, RateText};
-use text::{MissingText, ModeText};
+pub use text::{Burst, LimitName, NoWait, RateText};
+use text::{MissingText, ModeText, PartitionText};
 
 use super::key::BucketId;
-use super::limit::{Limit, LimitSpec, Mode};
+use super::limit::{Limit, LimitSpec, Mode, Partition};
 use super::quota::Quota;
 use super::quota::Rate;
 use super::rule::{KeyPart, Missing, Rule, Source};
@@ -104,9 +105,9 @@ pub struct LimitConfig {
     /// that this version supports.
     #[serde(default)]
     pub max_wait: NoWait,
-    /// What holds when replicas lose sight of each other. Default: frozen, the
-    /// only value that this version supports.
-    #[serde(default)]
+    /// What holds when replicas lose sight of each other. Default: frozen, each
+    /// goes on with the share that it had.
+    #[serde(default, with = "PartitionText")]
     pub partition: Partition,
 }
 
@@ -193,6 +194,7 @@ impl LimitConfig {
                 overrides,
                 mode: self.mode,
                 expose: self.expose,
+                partition: self.partition,
             }),
             _ => Err(faults),
         }

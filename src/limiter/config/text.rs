@@ -6,7 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::super::limit::Mode;
+use super::super::limit::{Mode, Partition};
 use super::super::quota::{Rate, RateError};
 use super::super::rule::Missing;
 use super::super::tokens::Tokens;
@@ -110,24 +110,17 @@ notation!(
     { "type": "string", "enum": ["0s"], "default": "0s" }
 );
 
-/// What holds when replicas lose sight of each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Partition {
+/// How a [`Partition`] is written.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(remote = "Partition", rename_all = "snake_case")]
+pub(super) enum PartitionText {
     /// Each replica goes on with the share that it had.
-    #[default]
     Frozen,
+    /// Never more than an even share for each replica, whatever demand does.
+    Strict,
+    /// Every part of a split network gives out the whole limit.
+    Open,
 }
-
-notation!(
-    Partition,
-    "`frozen`",
-    |text| match text.as_str() {
-        "frozen" => Ok(Self::Frozen),
-        "strict" | "open" => Err(format!("`{text}` is {NOT_SUPPORTED}: only `frozen` is")),
-        _ => Err(format!("`{text}` is not a behaviour: write frozen")),
-    },
-    { "type": "string", "enum": ["frozen"], "default": "frozen" }
-);
 
 /// How a [`Mode`] is written.
 #[derive(Deserialize, Serialize, JsonSchema)]

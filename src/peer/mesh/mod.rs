@@ -149,6 +149,7 @@ impl Mesh {
             sync_interval: config.sync_interval,
             join_timeout: config.join_timeout,
             share_hold: config.share_hold,
+            expected_replicas: config.expected_replicas,
             expects_peers: listener.is_some(),
         };
         let now = surroundings.clock.now();
@@ -328,6 +329,10 @@ impl Mesh {
             Command::Reload { done } => {
                 self.engine.reload(now);
                 let _ = done.send(());
+            }
+            Command::Reset { what, done } => {
+                // Whoever asked may have given up meanwhile.
+                let _ = done.send(self.engine.reset(&what, now));
             }
             Command::Partition { cut, done } => {
                 self.partitioned = cut;

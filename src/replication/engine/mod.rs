@@ -20,7 +20,7 @@ use super::frame::{Body, Frame, Hello, Incarnation};
 use super::ledger::{Base, Ledger, Mark, OriginId, Pace};
 use super::members::{Members, Standing};
 use super::peer::{Peer, PeerState, PeerView, Pending, Told, Wanted};
-use crate::limiter::{BucketId, Companion as _, LimitSet};
+use crate::limiter::{BucketId, Companion as _, LimitSet, Partition};
 use crate::time::Timestamp;
 
 mod receive;
@@ -59,6 +59,8 @@ const NAMED_FOR: Duration = Duration::from_secs(60);
 const EPOCH_OUTLIVES: Duration = Duration::from_secs(60);
 /// How often what is no longer needed is looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(10);
+/// Addresses of others that a Hello names at most.
+const MAX_HINTS_SENT: usize = 64;
 /// Sessions at most, so that strangers cannot use up memory.
 const MAX_SESSIONS: usize = 1024;
 /// How many join timeouts a peer that answered may take for its snapshot.
@@ -79,6 +81,8 @@ pub struct Settings {
     pub join_timeout: Duration,
     /// How long a silent peer that is still listed is not given up.
     pub share_hold: Duration,
+    /// Replicas that a strict limit counts with while fewer were seen.
+    pub expected_replicas: u32,
     /// Whether peers are configured at all.
     pub expects_peers: bool,
 }
@@ -289,10 +293,20 @@ impl Engine {
             name: self.settings.name.clone(),
             address: self.settings.address.clone(),
             limits: declare(&self.limits),
-            peers: Vec::new(),
+            peers: self.known_addresses(),
             joining: !self.joined,
             revision,
         }
+    }
+
+    /// Addresses of peers in session, as hints for others.
+    fn known_addresses(&self) -> Vec<String> {
+        self.peers
+            .values()
+            .filter(|peer| peer.session.is_some() && !peer.address.is_empty())
+            .map(|peer| peer.address.clone())
+            .take(MAX_HINTS_SENT)
+            .collect()
     }
 
     /// A session begins with the peer's first frame, which must be a Hello. The
@@ -319,6 +333,9 @@ impl Engine {
         let replaces = self.admit(side, &hello)?;
         if let Some(old) = replaces {
             self.close(old, now);
+        }
+        for hint in hello.peers.iter().filter_map(|hint| hint.parse().ok()) {
+            self.contacts.hint(hint);
         }
         let address = match side {
             Side::Dialled(address) => address.to_string(),
@@ -552,11 +569,20 @@ impl Engine {
             members.standings.insert(peer.origin, standing);
         }
         let replicas = u32::try_from(self.peers.len() + 1).unwrap_or(u32::MAX);
+        let silent = self.peers.values().filter(|peer| peer.silent_since.is_some()).count();
+        members.counted = replicas.max(self.settings.expected_replicas);
+        members.silent = u32::try_from(silent).unwrap_or(u32::MAX) + (members.counted - replicas);
+        members.policies = self
+            .limits
+            .iter()
+            .filter(|(_, limit)| limit.partition() != Partition::default())
+            .map(|(index, limit)| (index, limit.partition()))
+            .collect();
         self.limiter.companion().set_members(members, replicas);
     }
 
     /// The limits have changed: peers are told, and their own looked at anew.
-    pub fn reload(&mut self, _now: Timestamp) {
+    pub fn reload(&mut self, now: Timestamp) {
         self.limits = self.limiter.limits();
         for peer in self.peers.values_mut() {
             let catalog = Catalog::new(&peer.declared, &self.limits);
@@ -569,6 +595,7 @@ impl Engine {
         for session in self.sessions.values_mut() {
             session.hello_due = true;
         }
+        self.publish_members(now);
     }
 
     /// Begins to leave: everything is flushed, and when a session has no more

@@ -4,6 +4,7 @@ use super::super::ledger::Ledger;
 use super::Engine;
 use crate::limiter::{BucketId, KeyBuf, LimitIndex, Quota, Slot, TokenBucket, Tokens};
 use crate::replication::Companion;
+use crate::replication::pause::Pause;
 use crate::time::Timestamp;
 
 /// What is to be reset.
@@ -41,6 +42,29 @@ impl Engine {
                 Some(self.reset_limit(*index, highest + 1, now))
             }
         }
+    }
+
+    /// Closes a bucket for `millis` milliseconds on every replica, or opens it with
+    /// 0; the latest word holds. Whether there is such a limit.
+    pub fn pause(
+        &mut self,
+        index: LimitIndex,
+        bucket: BucketId,
+        key: Option<&[u8]>,
+        millis: u64,
+        now: Timestamp,
+    ) -> bool {
+        let companion = self.limiter.companion();
+        let Some(limit) = self.limits.get(index) else { return false };
+        self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
+            companion.ensure_ledger(bucket, slot, now);
+            if let Some(ledger) = slot.companion.as_deref_mut() {
+                let generation = ledger.pause().map_or(0, |pause| pause.generation) + 1;
+                ledger.set_pause(Pause::new(generation, millis, true, now));
+            }
+        });
+        self.flush(bucket, |_| true, now);
+        true
     }
 
     fn reset_bucket(

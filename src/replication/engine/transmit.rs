@@ -148,6 +148,7 @@ impl Engine {
                     level: flush.level,
                     demand: flush.demand,
                     key: key.map(<[u8]>::to_vec),
+                    pause: ledger.pause().filter(|pause| pause.mine).map(|pause| pause.wire(now)),
                 };
                 Some((entry, base, renewed))
             });
@@ -223,8 +224,11 @@ impl Engine {
             if after.is_some_and(|after| id <= after) {
                 return;
             }
-            // A reset bucket is full and must be told of all the same.
-            let reset = slot.companion.as_deref().is_some_and(|ledger| ledger.epoch() > 0);
+            // A bucket that was reset or closed is told of though it may be full.
+            let reset = slot
+                .companion
+                .as_deref()
+                .is_some_and(|ledger| ledger.epoch() > 0 || ledger.pause().is_some());
             let Some(limit) = self.limits.get(slot.limit) else { return };
             let quota = limit.quota(id);
             let mut bucket = slot.bucket;
@@ -259,9 +263,14 @@ impl Engine {
             self.limiter.companion().advance(slot, quota, now);
             let epoch = slot.companion.as_ref().map_or(0, |ledger| ledger.epoch());
             let deficit = u64::try_from(true_deficit(slot, quota).micros()).unwrap_or(0);
-            if deficit == 0 && epoch == 0 {
+            let pause =
+                slot.companion.as_ref().and_then(|ledger| ledger.pause()).map(|p| p.wire(now));
+            if deficit == 0 && epoch == 0 && pause.is_none() {
                 return None;
             }
+            // So that the row is of the same life as every entry that follows it;
+            // otherwise its receivers would take those for another origin's.
+            self.limiter.companion().ensure_ledger(bucket, slot, now);
             let me = Contribution {
                 incarnation: self.me,
                 generation: 0,
@@ -280,6 +289,7 @@ impl Engine {
                 deficit,
                 contributions,
                 key: slot.key.as_deref().filter(|k| key::may_travel(k)).map(<[u8]>::to_vec),
+                pause,
             })
         });
         row.flatten()

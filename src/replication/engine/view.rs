@@ -1,11 +1,12 @@
 //! What the engine tells operators.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::super::frame::Incarnation;
 use super::super::peer::Told;
 use super::{Engine, Sent};
-use crate::limiter::{BucketId, Companion as _, LimitIndex, Quota, Tokens};
+use crate::limiter::{BucketId, Companion as _, LimitIndex, Partition, Quota, Tokens};
 use crate::time::Timestamp;
 
 /// Counters of replication since the start.
@@ -83,6 +84,39 @@ impl Engine {
     /// Counters since the start.
     pub const fn stats(&self) -> &Stats {
         &self.stats
+    }
+
+    /// Whether this replica knows of others and hears none of them.
+    pub fn is_isolated(&self) -> bool {
+        let heard = self.peers.values().any(|peer| peer.silent_since.is_none());
+        !heard && (!self.peers.is_empty() || self.contacts.len() > 0)
+    }
+
+    /// By how many tokens one bucket of a limit may at most be over-admitted in
+    /// all, as things stand; `None` if there is no such limit.
+    ///
+    /// With N replicas, the rate r, the burst b and the horizon h within which
+    /// news arrives it is (N - 1) (b + r h): every replica may give out what it
+    /// sees once more than the others know. Each replica that is silent for t adds
+    /// r t, for the buckets that nobody used before and all do now; if the limit is
+    /// strict, only for the time until silence is noticed. What is beyond the debt
+    /// cap is never made good and counted as forgiven.
+    pub fn overshoot_bound(&self, limit: LimitIndex, now: Timestamp) -> Option<f64> {
+        let limit = self.limits.get(limit)?;
+        let quota = limit.default_quota();
+        let (rate, burst) = (quota.rate().per_second(), quota.burst().as_f64());
+        let round_trip = self.peers.values().map(|peer| peer.round_trip).max().unwrap_or(0);
+        let horizon = (super::SPACING + Duration::from_nanos(round_trip)).as_secs_f64();
+        let news = self.peers.len() as f64 * (burst + rate * horizon);
+        let noticed = (super::BUSY_BEAT * super::MISSED_BEATS).as_secs_f64();
+        let silent = self.peers.values().filter(|peer| peer.silent_since.is_some());
+        let silence: f64 = silent
+            .map(|peer| match limit.partition() {
+                Partition::Strict => noticed,
+                Partition::Frozen | Partition::Open => now.since(peer.heard_at).as_secs_f64(),
+            })
+            .sum();
+        Some(news + rate * silence)
     }
 
     /// Where this replica believes it can be dialled; may be empty.

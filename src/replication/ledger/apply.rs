@@ -9,6 +9,7 @@
 use super::{Flush, Ledger, OriginId, Peer, newer, refill_rate, signed};
 use crate::limiter::{Quota, Slot, Tokens};
 use crate::replication::frame::Entry;
+use crate::replication::pause::Pause;
 use crate::replication::rate::Rate;
 use crate::time::Timestamp;
 
@@ -110,6 +111,9 @@ pub(in crate::replication) fn apply(
         }
         ledger.peers[index].averaged_at = now;
     }
+    if let (Some(pause), Some(ledger)) = (entry.pause, slot.companion.as_deref_mut()) {
+        ledger.set_pause(Pause::new(pause.generation, pause.millis, false, now));
+    }
     if terms.larger_quota && slot.bucket.level() < Tokens::ZERO {
         let debt = Tokens::ZERO.minus(slot.bucket.level());
         slot.bucket.shift(quota, debt);
@@ -199,6 +203,11 @@ impl Ledger {
         quota: &Quota,
         now: Timestamp,
     ) -> Option<i64> {
+        // What a peer that never had a flush of ours knows of us is not known: it
+        // may have a snapshot, which has no number.
+        if entry.ack == 0 && self.last.number != 0 {
+            return None;
+        }
         let peer = &self.peers[index];
         // The newest of our flushes that the peer had when it spoke.
         let acked: &Flush =

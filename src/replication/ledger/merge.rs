@@ -3,10 +3,13 @@
 use super::{Ledger, OriginId, Peer, newer, signed, true_deficit};
 use crate::limiter::{Quota, Slot, Tokens};
 use crate::replication::frame::{Incarnation, Row};
+use crate::replication::pause::Pause;
 use crate::time::Timestamp;
 
-/// How much later than this replica another one may hear of a peer's spending.
-const UNHEARD_NANOS: u64 = 1_000_000_000;
+/// How much later than this replica another one may hear of a peer's spending:
+/// replicas that meet at once may each be looked up and dialled anew, which takes
+/// some seconds.
+const UNHEARD_NANOS: u64 = 10_000_000_000;
 
 /// Merges a row of a snapshot from `from` into `slot`, whose bucket was advanced
 /// to `now` and which has a ledger of the row's epoch. Returns what the debt cap
@@ -52,6 +55,9 @@ pub(in crate::replication) fn merge(
         let unheard = now.nanos_since(peer.at) < UNHEARD_NANOS;
         let inside = inside.unwrap_or(if unheard { 0 } else { peer.net() });
         outside = outside.saturating_add(peer.net().saturating_sub(inside));
+    }
+    if let Some(pause) = row.pause {
+        ledger.set_pause(Pause::new(pause.generation, pause.millis, false, now));
     }
     let news = ledger.take_contributions(row, me, origin, now);
     let beyond = if news { own_deficit.min(signed(outside)) } else { 0 };

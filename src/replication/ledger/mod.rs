@@ -25,8 +25,9 @@ use smallvec::SmallVec;
 use super::demand::Demand;
 use super::frame::{Contribution, Incarnation};
 use super::members::{Members, Standing};
+use super::pause::Pause;
 use super::rate::Rate;
-use crate::limiter::{Event, Quota, Slot, TokenBucket, Tokens};
+use crate::limiter::{Event, LimitIndex, Partition, Quota, Slot, TokenBucket, Tokens};
 use crate::time::Timestamp;
 
 mod apply;
@@ -109,6 +110,17 @@ struct Reserve {
     lost: f64,
 }
 
+/// How a strict limit behaves while replicas are silent.
+#[derive(Clone, Copy, Debug)]
+struct Strict {
+    /// Reserved for silent replicas that never used the bucket, in micro-tokens
+    /// per nanosecond, and taken for them so far.
+    rate: f64,
+    charged: f64,
+    /// Which part of what is there this side of the split may spend.
+    part: f64,
+}
+
 /// What one peer spent from the bucket, as far as it is known.
 #[derive(Clone, Debug)]
 struct Peer {
@@ -173,7 +185,7 @@ impl Peer {
 }
 
 /// The replicated part of one bucket.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Ledger {
     generation: u32,
     epoch: u64,
@@ -200,6 +212,8 @@ pub struct Ledger {
     lost: f64,
     /// Version of the members that the peers here follow.
     version: u32,
+    strict: Option<Strict>,
+    pause: Option<Pause>,
     peers: SmallVec<[Peer; 2]>,
 }
 
@@ -208,6 +222,8 @@ pub struct Ledger {
 pub(super) struct Climate<'a> {
     /// h: nanoseconds within which news arrives.
     pub(super) horizon: f64,
+    /// The bucket's limit.
+    pub(super) limit: LimitIndex,
     /// Version of the members.
     pub(super) version: u32,
     /// The members; looked at only when the version is another.
@@ -242,6 +258,8 @@ impl Ledger {
             carry: 0.0,
             lost: 0.0,
             version: 0,
+            strict: None,
+            pause: None,
             peers: SmallVec::new(),
         }
     }
@@ -264,7 +282,8 @@ impl Ledger {
         let nanos = now.nanos_since(start);
         if nanos > 0 {
             let reckons = self.reckons(quota);
-            let reserved = self.peers.iter().any(|peer| peer.reserve.is_some());
+            let reserved =
+                self.strict.is_some() || self.peers.iter().any(|peer| peer.reserve.is_some());
             if !reckons && !reserved {
                 bucket.advance(quota, now);
             } else {
@@ -276,7 +295,7 @@ impl Ledger {
             }
         }
         if self.version != climate.version {
-            self.follow(bucket, quota, &(climate.members)(), now);
+            self.follow(bucket, quota, &(climate.members)(), climate.limit, now);
         }
     }
 
@@ -297,8 +316,15 @@ impl Ledger {
                 reserved += kept;
             }
         }
-        let share =
-            if reckons { self.share(bucket.level(), quota, reserved, climate, now) } else { 0.0 };
+        if let Some(strict) = &mut self.strict {
+            strict.charged += strict.rate * nanos;
+            reserved += strict.rate;
+        }
+        let share = if reckons && !self.is_paused(now) {
+            self.share(bucket.level(), quota, reserved, climate, now)
+        } else {
+            0.0
+        };
         self.integral += share * nanos;
         let drained = (self.others * share + reserved) * nanos + self.carry;
         let whole = drained.floor();
@@ -355,8 +381,11 @@ impl Ledger {
         bucket: &mut TokenBucket,
         quota: &Quota,
         members: &Members,
+        limit: LimitIndex,
         now: Timestamp,
     ) {
+        let policy = members.policy(limit);
+        let even = refill_rate(quota) / f64::from(members.counted.max(1));
         let (integral, lost) = (self.integral, self.lost);
         let scale = self.share_scale(bucket.level(), quota);
         let mut settled = true;
@@ -373,7 +402,11 @@ impl Ledger {
                     return false;
                 }
                 (Some(standing @ Standing::Silent { .. }), false) => {
-                    let rate = peer.rate.value() * scale;
+                    let rate = match policy {
+                        Partition::Frozen => peer.rate.value() * scale,
+                        Partition::Strict => (peer.rate.value() * scale).max(even),
+                        Partition::Open => 0.0,
+                    };
                     let charged = rate * now.nanos_since(peer.at) as f64;
                     given_back += peer.outstanding(integral) - charged;
                     others -= peer.demand;
@@ -400,10 +433,62 @@ impl Ledger {
             true
         });
         self.set_others(others);
+        given_back += self.follow_strict(members, policy, even);
         bucket.shift(quota, Tokens::from_micros(given_back.round() as i64));
         if settled {
             self.version = members.version;
         }
+    }
+
+    /// Begins, continues or ends a strict limit's caution; what was taken for
+    /// replicas that never used the bucket comes back at its end.
+    fn follow_strict(&mut self, members: &Members, policy: Partition, even: f64) -> f64 {
+        let charged = self.strict.map_or(0.0, |strict| strict.charged);
+        if policy != Partition::Strict || members.silent == 0 {
+            self.strict = None;
+            return charged;
+        }
+        let reserved = self.peers.iter().filter(|peer| peer.reserve.is_some()).count();
+        let unseen = f64::from(members.silent) - reserved as f64;
+        let heard = members.counted.saturating_sub(members.silent).max(1);
+        self.strict = Some(Strict {
+            rate: even * unseen.max(0.0),
+            charged,
+            part: f64::from(heard) / f64::from(members.counted.max(1)),
+        });
+        0.0
+    }
+
+    /// How much of `level` may be spent at `now`.
+    pub(super) fn room(&self, level: Tokens, now: Timestamp) -> Tokens {
+        if self.is_paused(now) {
+            return Tokens::from_micros(i64::MIN);
+        }
+        match self.strict {
+            Some(strict) if level > Tokens::ZERO => {
+                Tokens::from_micros((level.micros() as f64 * strict.part) as i64)
+            }
+            Some(_) | None => level,
+        }
+    }
+
+    /// The level that gives room for `cost`, or the burst if that is less.
+    pub(super) fn level_for(&self, cost: Tokens, quota: &Quota) -> Tokens {
+        let part = self.strict.map_or(1.0, |strict| strict.part);
+        Tokens::from_micros((cost.micros() as f64 / part).ceil() as i64).min(quota.burst())
+    }
+
+    /// Until when the bucket is closed, if it is or was.
+    pub(super) const fn pause(&self) -> Option<&Pause> {
+        self.pause.as_ref()
+    }
+
+    pub(super) fn set_pause(&mut self, pause: Pause) {
+        self.pause = Some(Pause::later(self.pause, pause));
+    }
+
+    fn is_paused(&self, now: Timestamp) -> bool {
+        self.pause.is_some_and(|pause| pause.left(now) > 0)
     }
 
     /// By what measured rates are multiplied to be shares. Together they can never
@@ -493,8 +578,10 @@ impl Ledger {
     }
 
     /// Whether nobody spends from the bucket, and nobody's share is reserved.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self, now: Timestamp) -> bool {
         self.is_settled()
+            && self.strict.is_none()
+            && self.pause.is_none_or(|pause| pause.left(now) == 0)
             && self.peers.iter().all(|peer| peer.demand <= 0.0 && peer.reserve.is_none())
     }
 
@@ -617,6 +704,11 @@ impl Ledger {
         self.epoch
     }
 
+    /// Micro-tokens that peers spent, net, as far as it is known here.
+    pub fn spent_elsewhere(&self) -> u64 {
+        self.spent_by_peers().fold(0, |sum, (_, net)| sum.saturating_add(net))
+    }
+
     /// What each peer spent, net, for operators.
     pub(super) fn spent_by_peers(&self) -> impl Iterator<Item = (OriginId, u64)> {
         self.peers.iter().map(|p| (p.origin, p.net()))
@@ -630,7 +722,8 @@ impl Ledger {
     /// Micro-tokens that were taken from the level although nobody is known to
     /// have spent them: reckoned for peers, or reserved for silent ones.
     pub(super) fn outstanding(&self) -> f64 {
-        self.peers.iter().map(|peer| peer.outstanding(self.integral)).sum()
+        let unseen = self.strict.map_or(0.0, |strict| strict.charged);
+        self.peers.iter().map(|peer| peer.outstanding(self.integral)).sum::<f64>() + unseen
     }
 
     /// What the level contains of each origin, this replica included.

@@ -78,6 +78,7 @@ impl Bucket {
             deficit: deficit * TOKEN,
             contributions,
             key: None,
+            pause: None,
         };
         let find = |incarnation| match incarnation {
             PEER => Some(ORIGIN),
@@ -103,6 +104,7 @@ fn entry(spent: u64, fresh: u64, flush: u32, generation: u32) -> Entry {
         level: 0,
         demand: 0.0,
         key: None,
+        pause: None,
     }
 }
 
@@ -187,6 +189,37 @@ fn a_snapshot_of_a_peer_that_has_not_heard_of_a_third_adds_what_that_spent() {
     bucket.apply(20, 20, 1, 1);
     bucket.merge_from(OTHER, 30, &[(THIRD, 30)]);
     assert_eq!(bucket.level(), 50);
+}
+
+#[test]
+fn a_peer_that_never_heard_a_flush_of_ours_is_not_averaged_with() {
+    // It has our 30 from a snapshot, and its level says so.
+    let bucket = Bucket::new(30);
+    let compares = |entry: &Entry, now: Timestamp| {
+        let terms = Terms {
+            origin: ORIGIN,
+            replicas: 2,
+            round_trip: 0,
+            stale: false,
+            same_quota: true,
+            larger_quota: false,
+        };
+        bucket.with(|slot, quota| apply(slot, entry, terms, quota, now));
+    };
+    bucket.with(|slot, quota| {
+        let (spent, level) = (slot.spent, slot.bucket.level());
+        let ledger = slot.companion.as_deref_mut().unwrap();
+        ledger.flush(spent, 0, level, quota, NOW);
+    });
+    let level = |spent: i64| (70 - spent) * TOKEN as i64;
+    compares(&Entry { level: level(5), ..entry(5, 5, 1, 1) }, NOW);
+    let later = NOW.plus_nanos(500_000_000);
+    compares(&Entry { level: level(10), ..entry(10, 5, 2, 1) }, later);
+    assert_eq!(bucket.level(), 60);
+    // Once it has heard one, levels are compared: it is five lower, and we move.
+    let later = later.plus_nanos(500_000_000);
+    compares(&Entry { level: level(15), ack: 1, ..entry(10, 5, 3, 1) }, later);
+    assert!(bucket.level() < 60);
 }
 
 proptest! {

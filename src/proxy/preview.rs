@@ -1,0 +1,168 @@
+//! What would become of a request: the steps of the data path without its
+//! effects, for operators who ask.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::header::FORWARDED;
+use http::request::Parts;
+use http::{HeaderMap, Response};
+
+use super::config::Config;
+use super::headers::X_FORWARDED_FOR;
+use super::limit::{Enforcer, rejection};
+use super::live::{Live, SharedLive};
+use super::metrics::CheckTotals;
+use super::request::{HttpRequest, admit, is_preflight};
+use super::response::Asker;
+use crate::limiter::{Attributes as _, Client, Companion, Explanation};
+
+/// Foresees what a proxy would do. Cheap to clone.
+#[derive(Debug)]
+pub struct Preview<C: Companion> {
+    enforcer: Arc<Enforcer<C>>,
+    live: SharedLive,
+    ipv6_prefix: u8,
+    max_body: Option<u64>,
+}
+
+/// Where a request would come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asking {
+    /// On behalf of this client, however that would be known.
+    Client(IpAddr),
+    /// Over a connection from this address.
+    Peer(IpAddr),
+}
+
+/// How the client was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The question names it.
+    Given,
+    /// It is the connection's address. `ignored`: the request names others, but
+    /// the connection's address is not among the trusted proxies.
+    Connection {
+        /// Whether forwarding fields were ignored.
+        ignored: bool,
+    },
+    /// A trusted proxy names it in the field of this name.
+    Forwarded(&'static str),
+}
+
+/// What would become of a request.
+#[derive(Debug)]
+pub struct Foreseen {
+    /// On whose behalf it would be sent.
+    pub client: Client,
+    /// How that was found.
+    pub found: Found,
+    /// The path as rules see it.
+    pub path: Vec<u8>,
+    /// The host as rules see it.
+    pub host: String,
+    /// What the limits would make of it; none if they are not asked.
+    pub explanation: Option<Explanation>,
+    /// Why they are not asked, for people; empty if they are.
+    pub note: &'static str,
+    /// The proxy's own answer; `None` if the upstream would answer.
+    pub answer: Option<Response<Bytes>>,
+    /// Fields that would be set in the upstream's answer.
+    pub fields: HeaderMap,
+}
+
+impl<C: Companion> Clone for Preview<C> {
+    fn clone(&self) -> Self {
+        Self {
+            enforcer: Arc::clone(&self.enforcer),
+            live: Arc::clone(&self.live),
+            ipv6_prefix: self.ipv6_prefix,
+            max_body: self.max_body,
+        }
+    }
+}
+
+impl<C: Companion> Preview<C> {
+    /// Foresees what `enforcer` and the checks of `config` would do.
+    pub fn new(enforcer: Arc<Enforcer<C>>, config: &Config) -> Self {
+        Self::following(enforcer, config, Arc::new(ArcSwap::from_pointee(Live::new(config))))
+    }
+
+    /// The same, with the settings that change while the proxy runs.
+    pub(super) fn following(enforcer: Arc<Enforcer<C>>, config: &Config, live: SharedLive) -> Self {
+        Self { enforcer, live, ipv6_prefix: config.ipv6_prefix, max_body: config.max.body }
+    }
+
+    /// By how many bits IPv6 clients are grouped.
+    pub const fn ipv6_prefix(&self) -> u8 {
+        self.ipv6_prefix
+    }
+
+    /// What the limit called `name` made of its requests since the start.
+    pub fn totals(&self, name: &str) -> CheckTotals {
+        self.enforcer.totals(name)
+    }
+
+    /// What would become of a request with the head `parts`. Nothing is spent,
+    /// counted or kept.
+    pub fn foresee(&self, parts: Parts, asking: Asking) -> Foreseen {
+        let (client, found) = self.client(asking, &parts.headers);
+        let grant = self.live.load().cors.grant(&parts.headers);
+        let mut foreseen = self.foresee_without_grant(parts, client, found);
+        if let (Some(grant), Some(answer)) = (grant, &mut foreseen.answer) {
+            grant.insert(answer.headers_mut());
+        }
+        foreseen
+    }
+
+    fn foresee_without_grant(&self, mut parts: Parts, client: Client, found: Found) -> Foreseen {
+        let admitted = admit(&mut parts, self.max_body);
+        let request = HttpRequest::new(&parts, client);
+        let mut foreseen = Foreseen {
+            client,
+            found,
+            path: request.path().to_vec(),
+            host: request.host().to_owned(),
+            explanation: None,
+            note: "",
+            answer: None,
+            fields: HeaderMap::new(),
+        };
+        if let Err(problem) = admitted {
+            foreseen.note = "the request is refused before any limit is asked";
+            foreseen.answer = Some(problem.answer(&Asker::new(&parts.method, &parts.headers)));
+            return foreseen;
+        }
+        if is_preflight(&parts) {
+            foreseen.note = "a preflight of a browser is not limited";
+            return foreseen;
+        }
+        let explanation = self.enforcer.limiter().explain(&request, self.enforcer.now());
+        let presentation = self.enforcer.presentation();
+        let mut fields = presentation.fields(&explanation.decision, self.enforcer.style());
+        foreseen.answer = rejection(&presentation, &explanation.decision, &mut fields, &parts);
+        if let Some(fields) = fields {
+            fields.insert(&mut foreseen.fields);
+        }
+        foreseen.explanation = Some(explanation);
+        foreseen
+    }
+
+    fn client(&self, asking: Asking, headers: &HeaderMap) -> (Client, Found) {
+        let peer = match asking {
+            Asking::Client(ip) => return (Client::new(ip, self.ipv6_prefix), Found::Given),
+            Asking::Peer(peer) => peer,
+        };
+        let live = self.live.load();
+        let named = [&X_FORWARDED_FOR, &FORWARDED].into_iter().find(|n| headers.contains_key(*n));
+        let found = match named {
+            None => Found::Connection { ignored: false },
+            Some(_) if !live.trust.trusts(peer) => Found::Connection { ignored: true },
+            Some(name) if *name == X_FORWARDED_FOR => Found::Forwarded("X-Forwarded-For"),
+            Some(_) => Found::Forwarded("Forwarded"),
+        };
+        (live.trust.client(peer, headers), found)
+    }
+}
