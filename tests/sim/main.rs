@@ -5,7 +5,7 @@
 //! writes `docs/accuracy.md`:
 //!
 //! ```sh
-//! cargo test --release --test sim -- --ignored matrix --nocapture
+//! cargo test --release --test sim -- --ignored matrix --nocapture --test-threads=1
 //! ```
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by a panic")]

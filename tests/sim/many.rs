@@ -1,4 +1,6 @@
 //! Many keys: bounds of memory, and what entries cost.
+//!
+//! The figures go to `docs/accuracy-many-keys.md`.
 
 #![allow(clippy::disallowed_methods, reason = "what the processor needs is what is measured")]
 
@@ -56,7 +58,7 @@ fn a_stalled_stream_with_100_000_marked_keys_holds_less_than_a_mebibyte() {
 }
 
 /// One run's figures, as lines for the report.
-pub(crate) fn a_million_buckets() -> String {
+fn a_million_buckets() -> String {
     const KEYS: u64 = 1_000_000;
     let mut cluster = cluster(2, "10/40d", 10);
     let began = Instant::now();
@@ -101,7 +103,7 @@ pub(crate) fn a_million_buckets() -> String {
 }
 
 /// One run's figures, as lines for the report.
-pub(crate) fn ten_thousand_active_keys(nodes: usize, per_key: f64, what: &str) -> String {
+fn ten_thousand_active_keys(nodes: usize, per_key: f64, what: &str) -> String {
     const KEYS: usize = 10_000;
     const SECONDS: u64 = 4;
     let mut cluster = cluster(nodes, "10/s", 10);
@@ -140,4 +142,32 @@ pub(crate) fn ten_thousand_active_keys(nodes: usize, per_key: f64, what: &str) -
         took * 1e6 / entries.max(1) as f64,
         took / replica_seconds * 100.0,
     )
+}
+
+#[test]
+#[ignore = "takes minutes; writes docs/accuracy-many-keys.md"]
+fn matrix_of_many_keys() {
+    let mut page = String::from(
+        "# Many keys\n\nWritten by the command of [accuracy.md](accuracy.md), by the same model; \
+         seeds 31 and 32. CPU is that of the whole simulated cluster, requests and arrivals \
+         included.\n\n| what | result |\n|---|---|\n",
+    );
+    page.push_str(&a_million_buckets());
+    page.push_str(
+        "\n10,000 keys of 10/s each; fixed is what sending every key to every peer each 50 ms \
+         would take.\n\n\
+         | N | keys | requests/s | entries/s/replica | bytes/entry | KiB/s/replica | fixed \
+         entries/s/replica | CPU us/entry | CPU/replica |\n|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for (nodes, per_key, what) in [
+        (3, 1.0, "slack, 0.1 x"),
+        (3, 20.0, "scarce, 2 x"),
+        (10, 1.0, "slack, 0.1 x"),
+        (50, 1.0, "slack, 0.1 x"),
+    ] {
+        page.push_str(&ten_thousand_active_keys(nodes, per_key, what));
+        println!("{page}");
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/accuracy-many-keys.md");
+    std::fs::write(path, &page).unwrap();
 }

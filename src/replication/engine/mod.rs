@@ -152,6 +152,10 @@ struct Session {
     /// Number of the next frame to send, and of the newest received.
     next_seq: u64,
     received: u64,
+    /// The newest received frame that the peer was told of, and whether it waits
+    /// for that.
+    acknowledged: u64,
+    owes_ack: bool,
     their_stamp: u64,
     their_stamp_at: Timestamp,
     /// Update frames not yet acknowledged, with what they contained.
@@ -398,6 +402,8 @@ impl Engine {
                 dialled: matches!(side, Side::Dialled(_)),
                 next_seq: if matches!(side, Side::Dialled(_)) { 2 } else { 1 },
                 received: 1,
+                acknowledged: 0,
+                owes_ack: false,
                 their_stamp: stamp_ms,
                 their_stamp_at: now,
                 in_flight: VecDeque::new(),

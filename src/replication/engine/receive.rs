@@ -14,6 +14,10 @@ use crate::time::Timestamp;
 
 /// A frame older than this, beyond a round trip, says nothing about levels.
 const STALE_MS: u64 = 300;
+/// Frames after which, and entries of one frame for which, an acknowledgement is
+/// due although there is nothing else to say.
+const ACK_FRAMES: u64 = 16;
+const ACK_ENTRIES: usize = 512;
 /// Epochs are below two to this.
 const MAX_EPOCH_BITS: u32 = 48;
 /// Weight of a new sample of the round trip.
@@ -64,6 +68,15 @@ impl Engine {
             return Ok(());
         }
         session.received = frame.seq;
+        // Who has much to say waits for room; the next heartbeat may be far.
+        session.owes_ack |= frame.seq - session.acknowledged >= ACK_FRAMES
+            || match &frame.body {
+                Body::Snapshot(_) => true,
+                Body::Update(update) => update.entries.len() >= ACK_ENTRIES,
+                Body::Heartbeat | Body::Hello(_) | Body::SnapshotRequest | Body::Goodbye(_) => {
+                    false
+                }
+            };
         session.their_stamp = frame.stamp_ms;
         session.their_stamp_at = now;
         while session.in_flight.pop_front_if(|(seq, _)| *seq <= frame.ack).is_some() {}

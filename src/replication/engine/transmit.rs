@@ -80,7 +80,8 @@ impl Engine {
             self.sessions.get_mut(&id)?.said_goodbye = true;
             return self.frame(id, Body::Goodbye(reason), now);
         }
-        if peer.next_beat(now) <= now {
+        let owes_ack = self.sessions.get(&id).is_some_and(|session| session.owes_ack);
+        if owes_ack || peer.next_beat(now) <= now {
             return self.frame(id, Body::Heartbeat, now);
         }
         None
@@ -90,6 +91,8 @@ impl Engine {
         let session = self.sessions.get_mut(&id)?;
         let seq = session.next_seq;
         session.next_seq += 1;
+        session.acknowledged = session.received;
+        session.owes_ack = false;
         if let Some(peer) = self.peers.get_mut(&session.peer) {
             peer.sent_at = now;
         }

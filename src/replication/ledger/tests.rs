@@ -293,8 +293,12 @@ proptest! {
                 Happening::Spend(_) | Happening::Entry(..) => {}
             }
             let published = std::sync::Arc::new(members.clone());
-            let climate =
-                Climate { horizon: 7e6, version: members.version, members: &|| published.clone() };
+            let climate = Climate {
+                horizon: 7e6,
+                limit: LimitIndex(0),
+                version: members.version,
+                members: &|| published.clone(),
+            };
             let (level, outstanding) = bucket.with(|slot, quota| {
                 let Slot { bucket, companion, .. } = &mut *slot;
                 companion.as_deref_mut().unwrap().advance(bucket, quota, &climate, now);
