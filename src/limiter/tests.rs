@@ -289,3 +289,15 @@ fn fuller_buckets_go_first() {
 }
 
 mod reload;
+
+#[test]
+fn me_g1_keys_used_once_leave_and_give_their_memory_back() {
+    let limiter = limiter([keyed(limit("k", "5/s", 5), Source::Header("x-k".into()))]);
+    for i in 0..100_000 {
+        limiter.decide(&FakeRequest::get("/").with_header("x-k", &i.to_string()), NOW);
+    }
+    assert_eq!(limiter.store().len(), 100_000);
+    let later = NOW.plus(Duration::from_secs(20));
+    assert_eq!(limiter.expire(Duration::from_secs(5), later), 100_000);
+    assert!(limiter.store().capacity() < 10_000, "{}", limiter.store().capacity());
+}

@@ -195,7 +195,7 @@ impl Origins {
     }
 }
 
-/// Replication's state. See the [module](self).
+/// Replication's state; the module says how it is driven.
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,
