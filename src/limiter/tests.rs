@@ -261,6 +261,19 @@ fn me_g2_a_flood_of_keys_leaves_newcomers_served_and_memory_bounded() {
 }
 
 #[test]
+fn more_buckets_than_allowed_do_not_stay() {
+    let limiter = with_room([keyed(limit("k", "5/s", 5), Source::Header("x-k".into()))], 10);
+    let quota = Quota::try_new("5/s".parse().unwrap(), 5).unwrap();
+    // Threads that made buckets at the same moment, each for the last place.
+    for i in 0..13 {
+        let full = || TokenBucket::full(&quota, NOW);
+        limiter.store().with(BucketId::from_bytes([i; 16]), LimitIndex(0), None, full, |_| ());
+    }
+    limiter.decide(&FakeRequest::get("/").with_header("x-k", "next"), NOW);
+    assert_eq!(limiter.store().len(), 10);
+}
+
+#[test]
 fn an_evicted_key_never_comes_back_fresh() {
     let limiter = with_room([keyed(limit("k", "5/h", 5), Source::Header("x-k".into()))], 50);
     let exhausted = FakeRequest::get("/").with_header("x-k", "exhausted");
