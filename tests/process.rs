@@ -290,6 +290,95 @@ fn the_clients_show_what_a_replica_knows() {
 }
 
 #[test]
+fn ob_g3_the_access_log_says_who_refused_and_never_what_a_client_sent() {
+    let upstream = Upstream::start();
+    let more = "telemetry: { listen: '127.0.0.1:0', access_log: on }";
+    let file = File::with(&format!(
+        "proxy: {{ listen: '127.0.0.1:0', upstream: 'http://{}' }}\n\
+         limits:\n\
+         - {{ name: large, key: [], rate: 1000/40d }}\n\
+         - {{ name: small, key: ['header:x-key', 'cookie:sid'], rate: 1/40d }}\n\
+         - {{ name: trial, key: [], rate: 1/40d, mode: shadow }}\n\
+         admin: {{ listen: '127.0.0.1:0' }}\n{more}\n",
+        upstream.address()
+    ));
+    // Whoever switches it on sees it, whatever else is logged.
+    let program = Program::run(&["-c", file.path()]);
+    program.ready();
+    let admin = program.address("admin").to_string();
+    let changed = tidegate(&["log", "warn", "--admin", &admin]);
+    assert_eq!(stdout(&changed), "the log filter is now `warn`; it was `info`\n");
+    let fields = [("x-key", "k3y"), ("cookie", "sid=s3cr3t"), ("authorization", "hunter2")];
+    let mut connection = program.connect();
+    for status in [200, 429] {
+        connection.send(request("GET", "/a%20b?token=q5ery", &fields, ""));
+        assert_eq!(connection.answer().status, status);
+    }
+    connection.send(request("GET", "*", &[], ""));
+    assert_eq!(connection.answer().status, 400);
+    let lines = || -> Vec<serde_json::Value> {
+        let log = program.log().into_iter();
+        log.filter(|line| line["target"] == "access").collect()
+    };
+    until("three lines", || lines().len() == 3);
+    let lines = lines();
+    let (first, second, third) = (&lines[0], &lines[1], &lines[2]);
+    assert_eq!(
+        (&first["verdict"], &first["limit"]),
+        (&"admitted".into(), &"large,small,trial".into())
+    );
+    assert_eq!((&first["status"], &first["outcome"]), (&200.into(), &"forwarded".into()));
+    assert_eq!((&second["verdict"], &second["limit"]), (&"refused".into(), &"small".into()));
+    assert_eq!((&second["status"], &second["outcome"]), (&429.into(), &"limited".into()));
+    assert_eq!(second["shadow_refused"], "trial");
+    assert_eq!((&second["method"], &second["path"]), (&"GET".into(), &"/a%20b".into()));
+    assert_eq!(second["client"], "127.0.0.1");
+    assert!(second["bytes"].as_u64().unwrap() > 0 && second["seconds"].is_f64());
+    // The bucket is named as everywhere else.
+    let bucket = program.ask(&["buckets", "get", "--id", second["bucket"].as_str().unwrap()]);
+    assert_eq!(bucket["limit"], "small");
+    assert_eq!((&third["verdict"], &third["status"]), (&"not_asked".into(), &400.into()));
+    let text = format!("{lines:?}");
+    for secret in ["k3y", "s3cr3t", "hunter2", "q5ery"] {
+        assert!(!text.contains(secret), "{secret} is in {text}");
+    }
+}
+
+#[test]
+fn without_an_access_log_requests_leave_no_line() {
+    let upstream = Upstream::start();
+    let file = config(&upstream, "5/40d", "", "");
+    let program = Program::run(&["-c", file.path()]);
+    program.ready();
+    let before = program.log().len();
+    assert_eq!(program.get("/").status, 200);
+    program.signal("TERM");
+    until("it leaves", || program.log().len() > before);
+    assert!(program.log().iter().all(|line| line["target"] != "access"));
+}
+
+#[test]
+fn the_program_explains_and_resets_and_shows_a_snapshot() {
+    let upstream = Upstream::start();
+    let file = config(&upstream, "1/40d", "", "");
+    let program = Program::run(&["-c", file.path()]);
+    program.ready();
+    assert_eq!([program.get("/").status, program.get("/").status], [200, 429]);
+    assert_eq!(program.ask(&["explain", "/"])["answer"]["refused_by"], "all");
+    let top = program.ask(&["buckets", "top"]);
+    assert_eq!(top["buckets"][0]["refused"], 1, "{top}");
+    assert_eq!(program.ask(&["top"])["limits"][0]["refused"], 1);
+    assert_eq!(program.ask(&["buckets", "reset", "all"])["buckets"], 1);
+    assert_eq!(program.ask(&["explain", "/"])["answer"]["forwarded"], true);
+    assert_eq!(program.get("/").status, 200);
+
+    let admin = program.address("admin").to_string();
+    let bad = tidegate(&["log", "tidegate=loud", "--admin", &admin]);
+    assert_eq!(code(&bad), 2);
+    assert!(stderr(&bad).contains("filter: "), "{}", stderr(&bad));
+}
+
+#[test]
 fn a_port_in_use_is_named_and_ends_with_1() {
     let upstream = Upstream::start();
     let file = config(&upstream, "5/40d", "", "");

@@ -20,7 +20,8 @@ pub enum Config {
     Dns {
         /// The name to look up, A and AAAA.
         name: String,
-        /// The peers' port. `None`: the port of `replication.listen`.
+        /// The peers' port. `None`: the one that the service names `peer`, else that
+        /// of `replication.listen`.
         port: Option<u16>,
     },
     /// A fixed list.
@@ -34,7 +35,8 @@ struct Peers {
     /// A name whose A and AAAA records are the peers: a headless service.
     #[serde(default)]
     dns: Option<DnsName>,
-    /// The peers' port, with `dns` only. Default: the port of `replication.listen`.
+    /// The peers' port, with `dns` only. Default: the one that the service names
+    /// `peer` (SRV), else the port of `replication.listen`.
     #[serde(default)]
     port: Option<Port>,
     /// A fixed list of `HOST:PORT`, in place of `dns`.

@@ -17,6 +17,9 @@ use hickory_resolver::system_conf::read_system_conf;
 /// How long one try may take.
 const TRY_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// The named port of a headless service on which peers listen.
+const SERVICE: &str = "_peer._tcp";
+
 /// Tries after the first.
 const RETRIES: usize = 1;
 
@@ -38,6 +41,17 @@ pub(super) enum Answer {
     Empty,
     /// Nothing is known: no answer, an error code, a cut or unreadable answer.
     Failed(String),
+}
+
+/// The port that a service gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Port {
+    /// This one.
+    Named(u16),
+    /// It names none, or there is no such service.
+    Unnamed,
+    /// Nothing can be said: no answer, or several ports.
+    Unknown,
 }
 
 /// The answers for a name.
@@ -113,6 +127,26 @@ impl Resolver {
             }
         }
         search.end()
+    }
+
+    /// Asks which port the service `name` gives its named port `peer`: the SRV
+    /// records `_peer._tcp.NAME`. All endpoints of a service have the same one.
+    pub(super) async fn port(&self, name: &Name) -> Port {
+        let Ok(service) = Name::from_ascii(SERVICE).and_then(|s| s.append_domain(name)) else {
+            return Port::Unnamed;
+        };
+        let question = self.resolver.lookup(service, RecordType::SRV);
+        let lookup = match tokio::time::timeout(QUESTION_TIMEOUT, question).await {
+            Ok(Ok(lookup)) => lookup,
+            Ok(Err(error)) if is_clean_negative(&error) => return Port::Unnamed,
+            Ok(Err(_)) | Err(_) => return Port::Unknown,
+        };
+        let mut ports = lookup.answers().iter().filter_map(|record| port(&record.data));
+        match ports.next() {
+            Some(first) if ports.all(|port| port == first) => Port::Named(first),
+            Some(_) => Port::Unknown,
+            None => Port::Unnamed,
+        }
     }
 
     async fn ask(&self, name: &Name, family: RecordType) -> Answer {
@@ -197,6 +231,14 @@ fn address(data: &RData) -> Option<IpAddr> {
     match data {
         RData::A(a) => Some(IpAddr::V4(a.0)),
         RData::AAAA(aaaa) => Some(IpAddr::V6(aaaa.0).to_canonical()),
+        _ => None,
+    }
+}
+
+#[allow(clippy::wildcard_enum_match_arm, reason = "only one of the DNS's many types matters")]
+fn port(data: &RData) -> Option<u16> {
+    match data {
+        RData::SRV(srv) => Some(srv.port),
         _ => None,
     }
 }

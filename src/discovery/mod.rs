@@ -82,7 +82,8 @@ pub struct Handle {
 }
 
 impl Discovery {
-    /// Discovery of what `config` names. A service without a port of its own gets
+    /// Discovery of what `config` names. Without a port in `config` it is the one
+    /// that the service names `peer` (SRV `_peer._tcp.NAME`), or else
     /// `default_port`. `server` is the DNS server to ask, with `None` the
     /// system's, with its search list.
     ///
@@ -98,7 +99,10 @@ impl Discovery {
         let mut targets = Vec::new();
         match config {
             Config::Dns { name, port } => {
-                targets.push(Target::new(name, port.unwrap_or(default_port)));
+                targets.push(match port {
+                    Some(port) => Target::new(name, *port),
+                    None => Target::new(name, default_port).with_port_of_service(),
+                });
             }
             Config::Static(list) => {
                 for HostPort { host, port } in list {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hickory_resolver::proto::rr::Name;
 
-use super::lookup::{Answer, Answers, Resolver};
+use super::lookup::{Answer, Answers, Port, Resolver};
 use super::metrics::Outcome;
 
 /// What one lookup of a target came to.
@@ -26,6 +26,8 @@ pub(super) struct Target {
     /// As configured, or the reason why it is no name.
     name: Result<Name, String>,
     port: u16,
+    /// The port without the service's word; `None` if the port is fixed.
+    default_port: Option<u16>,
     /// The absolute name that had addresses last time.
     known: Option<Name>,
     v4: BTreeSet<IpAddr>,
@@ -37,7 +39,20 @@ impl Target {
     /// A target of which nothing is known yet.
     pub(super) fn new(host: &str, port: u16) -> Self {
         let name = Name::from_str_relaxed(host).map_err(|error| format!("`{host}`: {error}"));
-        Self { name, port, known: None, v4: BTreeSet::new(), v6: BTreeSet::new(), answered: false }
+        Self {
+            name,
+            port,
+            default_port: None,
+            known: None,
+            v4: BTreeSet::new(),
+            v6: BTreeSet::new(),
+            answered: false,
+        }
+    }
+
+    /// The same, whose port is what the service says, and else the present one.
+    pub(super) fn with_port_of_service(self) -> Self {
+        Self { default_port: Some(self.port), ..self }
     }
 
     /// The last good addresses.
@@ -67,6 +82,14 @@ impl Target {
         }
         let answers = resolver.lookup(&candidates, known.is_some()).await;
         let name = candidates.into_iter().nth(answers.candidate);
+        if let (Some(name), Some(default_port)) = (&name, self.default_port) {
+            match resolver.port(name).await {
+                Port::Named(port) => self.port = port,
+                Port::Unnamed => self.port = default_port,
+                // The last word stands.
+                Port::Unknown => {}
+            }
+        }
         self.absorb(answers, name)
     }
 

@@ -166,6 +166,24 @@ async fn ds_g6_a_cut_answer_is_fetched_over_tcp() {
 }
 
 #[tokio::test]
+async fn the_services_named_port_is_used_where_none_is_configured() {
+    let dns = DnsServer::start(Script::addresses(["127.0.0.11", "127.0.0.12"])).await;
+    dns.set_ports(&[7001, 7001]);
+    let mut discovery = Running::headless(&dns);
+    discovery.until_addresses(["127.0.0.11:7001", "127.0.0.12:7001"]).await;
+    // Ports that contradict each other say nothing.
+    dns.set_ports(&[7001, 7002]);
+    dns.set(Script::addresses(["127.0.0.13"]));
+    discovery.handle.refresh();
+    discovery.until_addresses(["127.0.0.13:7001"]).await;
+    // A service that names no port leaves it to the configuration.
+    dns.set_ports(&[]);
+    discovery.handle.refresh();
+    discovery.until_addresses(["127.0.0.13:9401"]).await;
+    discovery.stop().await;
+}
+
+#[tokio::test]
 async fn a_lost_stream_asks_again_before_the_period_is_over_but_not_at_once() {
     let mut dns = DnsServer::start(Script::Addresses {
         addresses: [IpAddr::V4(Ipv4Addr::LOCALHOST)].into(),

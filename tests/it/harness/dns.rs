@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hickory_server::proto::op::{Message, Query, ResponseCode};
-use hickory_server::proto::rr::rdata::{A, AAAA, SOA};
+use hickory_server::proto::rr::rdata::{A, AAAA, SOA, SRV};
 use hickory_server::proto::rr::{Name, RData, Record, RecordType};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -48,6 +48,8 @@ pub(crate) enum Script {
 pub(crate) struct DnsServer {
     address: SocketAddr,
     script: Arc<Mutex<Script>>,
+    /// Ports of the service's endpoints, which SRV answers tell.
+    ports: Arc<Mutex<Vec<u16>>>,
     asked: watch::Receiver<Asked>,
     _tasks: JoinSet<()>,
 }
@@ -63,6 +65,7 @@ pub(crate) struct Asked {
 
 #[derive(Clone)]
 struct Shared {
+    ports: Arc<Mutex<Vec<u16>>>,
     script: Arc<Mutex<Script>>,
     asked: Arc<watch::Sender<Asked>>,
 }
@@ -87,11 +90,16 @@ impl DnsServer {
         let address = tcp.local_addr().unwrap();
         let (sender, asked) = watch::channel(Asked::default());
         let script = Arc::new(Mutex::new(script));
-        let shared = Shared { script: Arc::clone(&script), asked: Arc::new(sender) };
+        let ports = Arc::new(Mutex::new(Vec::new()));
+        let shared = Shared {
+            script: Arc::clone(&script),
+            ports: Arc::clone(&ports),
+            asked: Arc::new(sender),
+        };
         let mut tasks = JoinSet::new();
         tasks.spawn(serve_udp(udp, shared.clone()));
         tasks.spawn(serve_tcp(tcp, shared));
-        Self { address, script, asked, _tasks: tasks }
+        Self { address, script, ports, asked, _tasks: tasks }
     }
 
     /// Where it listens.
@@ -102,6 +110,11 @@ impl DnsServer {
     /// What it answers from now on.
     pub(crate) fn set(&self, script: Script) {
         *self.script.lock().unwrap() = script;
+    }
+
+    /// The ports that SRV answers for `_peer._tcp` tell from now on.
+    pub(crate) fn set_ports(&self, ports: &[u16]) {
+        *self.ports.lock().unwrap() = ports.to_vec();
     }
 
     /// The questions so far.
@@ -135,6 +148,10 @@ impl Shared {
         reply.metadata.recursion_available = true;
         reply.add_query(query.clone());
         let script = self.script.lock().unwrap().clone();
+        if query.query_type() == RecordType::SRV && !matches!(script, Script::Silent) {
+            self.fill_ports(&mut reply, &query);
+            return Some(reply.to_vec().unwrap());
+        }
         match script {
             Script::Addresses { addresses, ttl } => fill(&mut reply, &query, &addresses, ttl),
             Script::CutOverUdp { addresses, ttl } => {
@@ -152,6 +169,21 @@ impl Shared {
             Script::Silent => return None,
         }
         Some(reply.to_vec().unwrap())
+    }
+}
+
+impl Shared {
+    fn fill_ports(&self, reply: &mut Message, query: &Query) {
+        if query.name().to_ascii().starts_with("_peer._tcp.") {
+            for (i, port) in self.ports.lock().unwrap().iter().enumerate() {
+                let target = Name::from_ascii(format!("pod-{i}.peers.test.")).unwrap();
+                let data = RData::SRV(SRV::new(0, 0, *port, target));
+                reply.add_answer(Record::from_rdata(query.name().clone(), 5, data));
+            }
+        }
+        if reply.answers.is_empty() {
+            reply.add_authority(start_of_authority());
+        }
     }
 }
 
