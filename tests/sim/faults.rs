@@ -187,6 +187,43 @@ fn rolling_all_replicas_under_load_stays_within_one_percent() {
     }
 }
 
+/// A newcomer hears of a replica from the others' snapshots before it meets it.
+/// When that one leaves, nothing is reckoned for it any more.
+#[test]
+fn a_replica_that_was_named_before_it_was_met_leaves_no_demand_behind() {
+    let mut run = Run::new(3, 100, 3.0, 30);
+    run.shares = vec![0.1, 0.1, 0.4, 0.4];
+    run.faults = vec![
+        (3000, Fault::Split(vec![0, 0, 1])),
+        (3100, Fault::Start),
+        (4500, Fault::Heal),
+        (8000, Fault::Leave(2)),
+    ];
+    let (tally, _) = run.play_out();
+    let around = part_of_rate(&run, &tally, 8, 10);
+    let later = part_of_rate(&run, &tally, 10, 30);
+    println!("around {around:.3} later {later:.3}");
+    assert!((0.95..=1.05).contains(&around), "{around}");
+    assert!((0.98..=1.02).contains(&later), "{later}");
+}
+
+/// As before, but the newcomer never meets it.
+#[test]
+fn a_replica_that_was_named_and_never_met_leaves_no_demand_behind() {
+    let mut run = Run::new(3, 100, 3.0, 30);
+    run.shares = vec![0.1, 0.1, 0.4, 0.4];
+    run.faults = vec![
+        (3000, Fault::Split(vec![0, 0, 1])),
+        (3100, Fault::Start),
+        (4500, Fault::Kill(2)),
+        (4600, Fault::Heal),
+    ];
+    let (tally, _) = run.play_out();
+    let later = part_of_rate(&run, &tally, 12, 30);
+    println!("later {later:.3}");
+    assert!((0.98..=1.02).contains(&later), "{later}");
+}
+
 #[test]
 fn bursts_and_small_buckets_stay_close_to_the_ideal() {
     for (burst, on_off) in [(10, 0), (50, 2000), (1000, 2000)] {

@@ -50,7 +50,8 @@ const IDLE_BEAT: Duration = Duration::from_secs(1);
 const BUSY_FOR: Duration = Duration::from_secs(1);
 /// Heartbeats missed until a peer is suspect.
 const MISSED_BEATS: u32 = 3;
-/// How long an origin that is only named in snapshots is remembered.
+/// How long an origin that is only named in snapshots is remembered, and how long
+/// one that is gone is not believed to live because a snapshot names it.
 const NAMED_FOR: Duration = Duration::from_secs(60);
 /// How long the epoch of a bucket outlives it.
 const EPOCH_OUTLIVES: Duration = Duration::from_secs(60);
@@ -164,6 +165,8 @@ struct Session {
 struct Origins {
     /// Named in a snapshot at this moment, and not met.
     named: BTreeMap<Incarnation, Timestamp>,
+    /// Known to be gone since this moment.
+    gone: BTreeMap<Incarnation, Timestamp>,
     ids: HashMap<Incarnation, OriginId>,
     names: HashMap<OriginId, Incarnation>,
     next: u32,
@@ -186,6 +189,32 @@ impl Origins {
 
     fn name(&self, id: OriginId) -> Option<Incarnation> {
         self.names.get(&id).copied()
+    }
+
+    /// A session with it began.
+    fn meet(&mut self, incarnation: Incarnation) -> OriginId {
+        self.named.remove(&incarnation);
+        self.gone.remove(&incarnation);
+        self.intern(incarnation)
+    }
+
+    /// A snapshot names an origin that is no peer. Whether that is news.
+    fn hear_of(&mut self, incarnation: Incarnation, now: Timestamp) -> bool {
+        // Whoever sent the snapshot may learn later that it is gone.
+        if self.gone.contains_key(&incarnation) {
+            return false;
+        }
+        self.intern(incarnation);
+        self.named.insert(incarnation, now).is_none()
+    }
+
+    /// It is gone; should it be met again, it is another origin.
+    fn bury(&mut self, incarnation: Incarnation, now: Timestamp) {
+        self.named.remove(&incarnation);
+        self.gone.insert(incarnation, now);
+        if let Some(id) = self.ids.remove(&incarnation) {
+            self.names.remove(&id);
+        }
     }
 
     fn retain(&mut self, keep: impl Fn(Incarnation) -> bool) {
@@ -338,7 +367,7 @@ impl Engine {
         // Whoever was lost there before has been restarted.
         self.bury_lost_at(&address, Some(theirs), now);
         let catalog = Catalog::new(&hello.limits, &self.limits);
-        let origin = self.origins.intern(theirs);
+        let origin = self.origins.meet(theirs);
         let met = self.peers.contains_key(&theirs);
         let peer = self.peers.entry(theirs).or_insert_with(|| Peer {
             origin,
@@ -541,6 +570,7 @@ impl Engine {
         {
             self.sessions.remove(&session);
         }
+        self.origins.bury(incarnation, now);
         self.stats.peers_lost += 1;
         self.publish_members(now);
     }
@@ -548,9 +578,9 @@ impl Engine {
     /// Tells every ledger who is heard; they follow when they are touched next.
     fn publish_members(&self, now: Timestamp) {
         let mut members = Members::default();
-        for incarnation in self.origins.named.keys() {
+        for (incarnation, named) in &self.origins.named {
             if let Some(id) = self.origins.find(*incarnation) {
-                members.standings.insert(id, Standing::Heard(now));
+                members.standings.insert(id, Standing::Named(*named));
             }
         }
         let hold = self.settings.share_hold.as_nanos();
@@ -779,6 +809,7 @@ impl Engine {
         self.swept_at = now;
         let (peers, before) = (&self.peers, self.origins.ids.len());
         self.origins.named.retain(|_, named| now.since(*named) < NAMED_FOR);
+        self.origins.gone.retain(|_, gone| now.since(*gone) < NAMED_FOR);
         let named: BTreeSet<Incarnation> = self.origins.named.keys().copied().collect();
         self.origins.retain(|i| peers.contains_key(&i) || named.contains(&i));
         if self.origins.ids.len() != before {
