@@ -15,6 +15,8 @@ use crate::time::Timestamp;
 pub(super) enum Standing {
     /// It is heard, since this moment.
     Heard(Timestamp),
+    /// A snapshot named it at this moment, and it was not met.
+    Named(Timestamp),
     /// It is silent since this moment: its share stays reserved for `hold`
     /// nanoseconds, and is then released over as long again.
     Silent {
@@ -29,7 +31,7 @@ impl Standing {
     /// Which part of its share a silent origin keeps at `now`.
     pub(super) fn kept(self, now: Timestamp) -> f64 {
         match self {
-            Self::Heard(_) => 1.0,
+            Self::Heard(_) | Self::Named(_) => 1.0,
             Self::Silent { since, hold } => {
                 let beyond = now.nanos_since(since).saturating_sub(hold) as f64;
                 (1.0 - beyond / (hold as f64).max(1.0)).max(0.0)

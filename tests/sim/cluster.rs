@@ -417,7 +417,7 @@ impl Cluster {
         self.limits = limits.to_vec();
         let now = self.local(node);
         self.nodes[node].limiter.reload(LimitSet::new(limits.iter().cloned()), now).unwrap();
-        self.nodes[node].engine.reload(now);
+        self.nodes[node].engine.reload();
         self.pump(node);
     }
 

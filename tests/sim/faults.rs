@@ -1,7 +1,5 @@
 //! Faults under load: what the cluster admits while and after they last.
 
-use tidegate::limiter::{LimitIndex, Partition};
-
 use crate::oracle::Tally;
 use crate::scenario::{Demand, Fault, SECOND, Scenario};
 
@@ -135,58 +133,4 @@ fn one_direction_that_stands_still_costs_little() {
     println!("{report:?}");
     assert!((0.94..=1.06).contains(&report.during.unwrap()), "{report:?}");
     assert!((0.95..=1.05).contains(&report.after.unwrap()), "{report:?}");
-}
-
-/// Nobody asked before the network split; then both halves are flooded. What they
-/// admit in ten seconds, and what one bucket may.
-fn idle_at_the_cut(policy: Partition) -> (f64, f64, f64) {
-    let mut run = Scenario::new(4, 100, 0.0, 15);
-    run.policy = policy;
-    run.faults = vec![(2000, Fault::Split(vec![0, 0, 1, 1])), (5000, Fault::Load(5.0))];
-    let (tally, cluster) = run.play();
-    let admitted = tally.admitted_between(5 * SECOND, 15 * SECOND) as f64;
-    let legal = run.burst as f64 + (run.per_second * 10) as f64;
-    let bound = cluster.nodes[0].engine.overshoot_bound(LimitIndex(0), cluster.local(0));
-    (admitted, legal, bound.unwrap())
-}
-
-#[test]
-fn a_strict_limit_holds_whatever_demand_does_in_a_partition() {
-    let (admitted, legal, bound) = idle_at_the_cut(Partition::Strict);
-    println!("strict, idle at the cut: {admitted} of {legal}, bound {bound:.0} more");
-    assert!(admitted <= legal + bound, "{admitted} of {legal}");
-    assert!(admitted <= 1.2 * legal, "{admitted} of {legal}");
-    assert!(admitted >= 0.9 * legal, "{admitted} of {legal}");
-}
-
-#[test]
-fn frozen_and_open_limits_give_out_one_limit_for_each_part_to_keys_idle_at_the_cut() {
-    for policy in [Partition::Frozen, Partition::Open] {
-        let (admitted, legal, bound) = idle_at_the_cut(policy);
-        println!("{policy:?}, idle at the cut: {admitted} of {legal}, bound {bound:.0} more");
-        assert!(admitted <= legal + bound, "{admitted} of {legal}");
-        assert!(admitted <= 2.0 * legal, "{admitted} of {legal}");
-        assert!(admitted >= 1.5 * legal, "{admitted} of {legal}");
-    }
-}
-
-#[test]
-fn what_a_strict_limit_costs_and_an_open_one_gives() {
-    let during = |policy| {
-        let mut run = Scenario::new(3, 100, 3.0, 30);
-        run.policy = policy;
-        run.demand = Demand::Shares(vec![0.8, 0.1, 0.1]);
-        run.faults = vec![(10_000, Fault::Split(vec![0, 1, 1])), (20_000, Fault::Heal)];
-        let (tally, _) = run.play();
-        (part_of_rate(&run, &tally, 10, 20), part_of_rate(&run, &tally, 21, 30))
-    };
-    let (strict, after_strict) = during(Partition::Strict);
-    let (frozen, after_frozen) = during(Partition::Frozen);
-    let (open, after_open) = during(Partition::Open);
-    println!("during: strict {strict:.3} frozen {frozen:.3} open {open:.3}");
-    println!("after: strict {after_strict:.3} frozen {after_frozen:.3} open {after_open:.3}");
-    assert!((0.4..=1.02).contains(&strict), "{strict}");
-    assert!((0.9..=1.05).contains(&frozen), "{frozen}");
-    assert!((1.2..=2.05).contains(&open), "{open}");
-    assert!((0.95..=1.05).contains(&after_strict) && (0.95..=1.05).contains(&after_frozen));
 }

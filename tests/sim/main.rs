@@ -17,6 +17,7 @@ mod invariants;
 mod many;
 mod matrix;
 mod oracle;
+mod policies;
 mod rng;
 mod scenario;
 

@@ -53,7 +53,8 @@ const MISSED_BEATS: u32 = 3;
 /// How much later than it asked for the engine may be driven until it takes it
 /// that the process stood still.
 const LATE: Duration = Duration::from_millis(300);
-/// How long an origin that is only named in snapshots is remembered.
+/// How long an origin that is only named in snapshots is remembered, and how long
+/// one that is gone is not believed to live because a snapshot names it.
 const NAMED_FOR: Duration = Duration::from_secs(60);
 /// How long the epoch of a bucket outlives it.
 const EPOCH_OUTLIVES: Duration = Duration::from_secs(60);
@@ -171,6 +172,8 @@ struct Session {
 struct Origins {
     /// Named in a snapshot at this moment, and not met.
     named: BTreeMap<Incarnation, Timestamp>,
+    /// Known to be gone since this moment.
+    gone: BTreeMap<Incarnation, Timestamp>,
     ids: HashMap<Incarnation, OriginId>,
     names: HashMap<OriginId, Incarnation>,
     next: u32,
@@ -195,6 +198,32 @@ impl Origins {
         self.names.get(&id).copied()
     }
 
+    /// A session with it began.
+    fn meet(&mut self, incarnation: Incarnation) -> OriginId {
+        self.named.remove(&incarnation);
+        self.gone.remove(&incarnation);
+        self.intern(incarnation)
+    }
+
+    /// A snapshot names an origin that is no peer. Whether that is news.
+    fn hear_of(&mut self, incarnation: Incarnation, now: Timestamp) -> bool {
+        // Whoever sent the snapshot may learn later that it is gone.
+        if self.gone.contains_key(&incarnation) {
+            return false;
+        }
+        self.intern(incarnation);
+        self.named.insert(incarnation, now).is_none()
+    }
+
+    /// It is gone; should it be met again, it is another origin.
+    fn bury(&mut self, incarnation: Incarnation, now: Timestamp) {
+        self.named.remove(&incarnation);
+        self.gone.insert(incarnation, now);
+        if let Some(id) = self.ids.remove(&incarnation) {
+            self.names.remove(&id);
+        }
+    }
+
     fn retain(&mut self, keep: impl Fn(Incarnation) -> bool) {
         self.ids.retain(|incarnation, _| keep(*incarnation));
         self.names.retain(|_, incarnation| keep(*incarnation));
@@ -202,7 +231,7 @@ impl Origins {
     }
 }
 
-/// Replication's state. See the [module](self).
+/// Replication's state; the module says how it is driven.
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,
@@ -348,7 +377,7 @@ impl Engine {
         // Whoever was lost there before has been restarted.
         self.bury_lost_at(&address, Some(theirs), now);
         let catalog = Catalog::new(&hello.limits, &self.limits);
-        let origin = self.origins.intern(theirs);
+        let origin = self.origins.meet(theirs);
         let met = self.peers.contains_key(&theirs);
         let peer = self.peers.entry(theirs).or_insert_with(|| Peer {
             origin,
@@ -412,7 +441,7 @@ impl Engine {
                 hellos: u64::from(side != Side::Accepted),
             },
         );
-        self.publish_members(now);
+        self.publish_members();
         Ok(Opened { replaces })
     }
 
@@ -553,16 +582,17 @@ impl Engine {
         {
             self.sessions.remove(&session);
         }
+        self.origins.bury(incarnation, now);
         self.stats.peers_lost += 1;
-        self.publish_members(now);
+        self.publish_members();
     }
 
     /// Tells every ledger who is heard; they follow when they are touched next.
-    fn publish_members(&self, now: Timestamp) {
+    fn publish_members(&self) {
         let mut members = Members::default();
-        for incarnation in self.origins.named.keys() {
+        for (incarnation, named) in &self.origins.named {
             if let Some(id) = self.origins.find(*incarnation) {
-                members.standings.insert(id, Standing::Heard(now));
+                members.standings.insert(id, Standing::Named(*named));
             }
         }
         let hold = self.settings.share_hold.as_nanos();
@@ -588,7 +618,7 @@ impl Engine {
     }
 
     /// The limits have changed: peers are told, and their own looked at anew.
-    pub fn reload(&mut self, now: Timestamp) {
+    pub fn reload(&mut self) {
         self.limits = self.limiter.limits();
         for peer in self.peers.values_mut() {
             let catalog = Catalog::new(&peer.declared, &self.limits);
@@ -601,7 +631,7 @@ impl Engine {
         for session in self.sessions.values_mut() {
             session.hello_due = true;
         }
-        self.publish_members(now);
+        self.publish_members();
     }
 
     /// Begins to leave: everything is flushed, and when a session has no more
@@ -666,7 +696,7 @@ impl Engine {
             changed = true;
         }
         if changed {
-            self.publish_members(now);
+            self.publish_members();
         }
     }
 
@@ -767,7 +797,7 @@ impl Engine {
         }
         self.limiter.companion().set_round_trip(round_trip);
         if changed {
-            self.publish_members(now);
+            self.publish_members();
         }
         for incarnation in gone {
             self.bury(incarnation, now);
@@ -781,7 +811,7 @@ impl Engine {
         peer.state = PeerState::Live;
         if peer.silent_since.take().is_some() {
             peer.heard_since = now;
-            self.publish_members(now);
+            self.publish_members();
         }
     }
 
@@ -811,10 +841,11 @@ impl Engine {
         self.swept_at = now;
         let (peers, before) = (&self.peers, self.origins.ids.len());
         self.origins.named.retain(|_, named| now.since(*named) < NAMED_FOR);
+        self.origins.gone.retain(|_, gone| now.since(*gone) < NAMED_FOR);
         let named: BTreeSet<Incarnation> = self.origins.named.keys().copied().collect();
         self.origins.retain(|i| peers.contains_key(&i) || named.contains(&i));
         if self.origins.ids.len() != before {
-            self.publish_members(now);
+            self.publish_members();
         }
         let store = self.limiter.store();
         let is_alive = |bucket| store.with_existing(bucket, |_| ()).is_some();

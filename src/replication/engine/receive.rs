@@ -260,12 +260,11 @@ impl Engine {
         for contribution in &row.contributions {
             let incarnation = contribution.incarnation;
             if incarnation != self.me && !self.peers.contains_key(&incarnation) {
-                self.origins.intern(incarnation);
-                news |= self.origins.named.insert(incarnation, now).is_none();
+                news |= self.origins.hear_of(incarnation, now);
             }
         }
         if news {
-            self.publish_members(now);
+            self.publish_members();
         }
     }
 }

@@ -106,6 +106,8 @@ impl Ledger {
                         }
                         None => self.peers.push(peer),
                     }
+                    // It may never be met; the members say so.
+                    self.version = self.version.wrapping_sub(1);
                 }
             }
         }

@@ -55,7 +55,8 @@ const MAX_STEPS: u64 = 32;
 /// Part of the refill that must be spent for a bucket to count as scarce.
 const SCARCE: f64 = 0.8;
 /// How long a peer that is heard again may take to speak of a bucket before its
-/// reserved share is taken as unspent.
+/// reserved share is taken as unspent, and how long one that a snapshot named may
+/// take to be met before its demand is taken to have ended.
 const SETTLING_NANOS: u64 = 5_000_000_000;
 
 /// An index for an origin, unique within one engine.
@@ -426,6 +427,18 @@ impl Ledger {
                 (Some(standing @ Standing::Silent { .. }), true) => {
                     if let Some(reserve) = &mut peer.reserve {
                         reserve.standing = *standing;
+                    }
+                }
+                (Some(Standing::Named(since)), _) => {
+                    if now.nanos_since(*since) > SETTLING_NANOS {
+                        given_back += peer.outstanding(integral);
+                        if peer.reserve.take().is_none() {
+                            others -= peer.demand;
+                        }
+                        peer.demand = 0.0;
+                        peer.integral = integral;
+                    } else {
+                        settled &= peer.demand <= 0.0 && peer.reserve.is_none();
                     }
                 }
                 (Some(Standing::Heard(_)), false) => {}
