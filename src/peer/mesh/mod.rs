@@ -327,7 +327,7 @@ impl Mesh {
         match command {
             Command::Inspect(inspection) => inspection(&self.engine, now),
             Command::Reload { done } => {
-                self.engine.reload(now);
+                self.engine.reload();
                 let _ = done.send(());
             }
             Command::Reset { what, done } => {

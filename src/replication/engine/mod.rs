@@ -429,7 +429,7 @@ impl Engine {
                 hellos: u64::from(side != Side::Accepted),
             },
         );
-        self.publish_members(now);
+        self.publish_members();
         Ok(Opened { replaces })
     }
 
@@ -572,11 +572,11 @@ impl Engine {
         }
         self.origins.bury(incarnation, now);
         self.stats.peers_lost += 1;
-        self.publish_members(now);
+        self.publish_members();
     }
 
     /// Tells every ledger who is heard; they follow when they are touched next.
-    fn publish_members(&self, now: Timestamp) {
+    fn publish_members(&self) {
         let mut members = Members::default();
         for (incarnation, named) in &self.origins.named {
             if let Some(id) = self.origins.find(*incarnation) {
@@ -606,7 +606,7 @@ impl Engine {
     }
 
     /// The limits have changed: peers are told, and their own looked at anew.
-    pub fn reload(&mut self, now: Timestamp) {
+    pub fn reload(&mut self) {
         self.limits = self.limiter.limits();
         for peer in self.peers.values_mut() {
             let catalog = Catalog::new(&peer.declared, &self.limits);
@@ -619,7 +619,7 @@ impl Engine {
         for session in self.sessions.values_mut() {
             session.hello_due = true;
         }
-        self.publish_members(now);
+        self.publish_members();
     }
 
     /// Begins to leave: everything is flushed, and when a session has no more
@@ -765,7 +765,7 @@ impl Engine {
         }
         self.limiter.companion().set_round_trip(round_trip);
         if changed {
-            self.publish_members(now);
+            self.publish_members();
         }
         for incarnation in gone {
             self.bury(incarnation, now);
@@ -779,7 +779,7 @@ impl Engine {
         peer.state = PeerState::Live;
         if peer.silent_since.take().is_some() {
             peer.heard_since = now;
-            self.publish_members(now);
+            self.publish_members();
         }
     }
 
@@ -813,7 +813,7 @@ impl Engine {
         let named: BTreeSet<Incarnation> = self.origins.named.keys().copied().collect();
         self.origins.retain(|i| peers.contains_key(&i) || named.contains(&i));
         if self.origins.ids.len() != before {
-            self.publish_members(now);
+            self.publish_members();
         }
         let store = self.limiter.store();
         let is_alive = |bucket| store.with_existing(bucket, |_| ()).is_some();

@@ -243,7 +243,7 @@ impl Engine {
             }
         }
         if news {
-            self.publish_members(now);
+            self.publish_members();
         }
     }
 }
