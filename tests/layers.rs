@@ -773,3 +773,12 @@ impl PathReader<'_> {
         self.found.push(NamedPath { segments, alias: false });
     }
 }
+
+#[test]
+fn se_g11_the_lock_holds_an_http2_that_bounds_empty_frames() {
+    let lock = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.lock")).unwrap();
+    let version = lock.split("name = \"h2\"\nversion = \"").nth(1).unwrap();
+    let parts: Vec<u32> =
+        version.split('"').next().unwrap().split('.').map(|part| part.parse().unwrap()).collect();
+    assert!(parts.as_slice() >= [0, 4, 16].as_slice(), "{parts:?} has RUSTSEC-2026-0258");
+}

@@ -566,6 +566,55 @@ fn what_a_killed_replica_told_stays_known_and_what_one_that_leaves_spent_too() {
     assert_eq!(left(&first), 35);
 }
 
+/// A library that moves the wall clock of the program by the seconds in a file.
+fn wall_clock(folder: &std::path::Path) -> String {
+    let library = folder.join("wall_clock.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/process/wall_clock.c");
+    let mut compiler = std::process::Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).arg("-ldl");
+    assert!(compiler.status().unwrap().success(), "a C compiler is needed, as for linking");
+    library.display().to_string()
+}
+
+#[test]
+fn ba_g12_ba_g13_steps_of_the_wall_clock_change_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = wall_clock(folder.path());
+    let offset = folder.path().join("offset");
+    std::fs::write(&offset, "0").unwrap();
+    let upstream = Upstream::start();
+    let file = config(&upstream, "1/60s", "", "");
+    let offset_name = offset.display().to_string();
+    let variable = ("WALL_CLOCK_OFFSET", offset_name.as_str());
+    let program = Program::run_preloaded(&library, variable, &["-c", file.path()]);
+    program.ready();
+    let date = |program: &Program| {
+        let head = program.get("/").head;
+        let date = head.lines().find_map(|line| line.strip_prefix("date: ").map(str::to_owned));
+        date.unwrap_or_else(|| panic!("no date in {head}"))
+    };
+    assert_eq!(program.get("/").status, 200);
+    let before = date(&program);
+    for step in ["10800", "-10800", "7200", "-86400"] {
+        std::fs::write(&offset, step).unwrap();
+        // The step has arrived once the answers' date has moved by it.
+        until("the wall clock has moved", || {
+            date(&program)[..17] != before[..17] || date(&program)[17..19] != before[17..19]
+        });
+        let refused = program.get("/");
+        assert_eq!(refused.status, 429, "after a step of {step} s");
+        let retry: u64 = refused
+            .head
+            .lines()
+            .find_map(|line| line.strip_prefix("retry-after: "))
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert!((1..=60).contains(&retry), "{retry} after a step of {step} s");
+    }
+    assert_eq!(upstream.count(), 1);
+}
+
 #[test]
 fn lc_g6_too_many_connections_for_the_open_files_are_survived() {
     let upstream = Upstream::start();

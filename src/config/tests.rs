@@ -804,7 +804,8 @@ limits:
     mode: shadow
   - { name: c, rate: 0/s, key: [] }
   - { name: d, rate: 5/10s, burst: 7, cost: [ { match: { path: /x }, cost: 5 } ] }
-  - { name: e, rate: 5/s, cost: { header: x-cost, max: 3 }, expose: false }
+  - { name: e, rate: 5/s, cost: { header: x-cost, max: 3 }, expose: false, partition: strict }
+  - { name: f, rate: 5/s, missing: deny, partition: open }
 replication: { peers: { static: ["127.0.0.1:9401"] }, insecure: true }
 "#;
     let config = parse("a", text, &|_| None).unwrap();
@@ -819,7 +820,14 @@ replication: { peers: { static: ["127.0.0.1:9401"] }, insecure: true }
         limits
             .iter()
             .map(|(_, l)| {
-                format!("{:?} {:?} {:?} {:?}", l.name(), l.rule(), l.default_quota(), l.cost())
+                format!(
+                    "{:?} {:?} {:?} {:?} {:?}",
+                    l.name(),
+                    l.rule(),
+                    l.default_quota(),
+                    l.cost(),
+                    l.partition()
+                )
             })
             .collect::<Vec<_>>()
     };

@@ -460,9 +460,9 @@ impl<C: Companion> Limiter<C> {
         f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
     ) -> R {
         let make = || {
-            if self.store.is_at_capacity() {
-                self.evict(now);
-            }
+            // More than one may have to go: threads that take the last place at
+            // the same moment all get one.
+            while self.store.is_at_capacity() && self.evict(now) {}
             self.floors.start(index, limit, limit.quota(id), now)
         };
         self.store.with_revision(id, index, limit.revision(), key, make, |slot| {
@@ -477,8 +477,8 @@ impl<C: Companion> Limiter<C> {
     }
 
     /// Drops the fullest bucket of a sample; one that is not full lowers its
-    /// limit's floor.
-    fn evict(&self, now: Timestamp) {
+    /// limit's floor. `false` if none may go.
+    fn evict(&self, now: Timestamp) -> bool {
         let limits = self.limits.load();
         let advanced = |id: BucketId, slot: &Slot<C::State>| {
             let (mut bucket, quota) = self.current(&limits, id, slot)?;
@@ -494,13 +494,14 @@ impl<C: Companion> Limiter<C> {
             let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c, now));
             Some((settled, -missing))
         });
-        let Some((id, slot)) = evicted else { return };
-        let Some((bucket, quota)) = advanced(id, &slot) else { return };
+        let Some((id, slot)) = evicted else { return false };
+        let Some((bucket, quota)) = advanced(id, &slot) else { return true };
         let full = bucket.level() >= quota.burst();
         self.evicted[usize::from(!full)].fetch_add(1, Ordering::Relaxed);
         if !full && let Some(limit) = limits.get(slot.limit) {
             self.floors.lower(slot.limit, limit, bucket.level(), now);
         }
+        true
     }
 
     /// How many buckets had to go for others: full ones, and ones that were not.

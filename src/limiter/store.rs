@@ -90,6 +90,9 @@ const SAMPLE: usize = 8;
 /// there are this many more of them than buckets.
 const QUEUE_SLACK: usize = 4096;
 
+/// The map keeps room for so many buckets whatever it holds.
+const MAP_SLACK: usize = 1024;
+
 /// All buckets of a process.
 #[derive(Debug)]
 pub struct Store<S> {
@@ -110,6 +113,11 @@ impl<S> Store<S> {
             hand: SegQueue::new(),
             lives: AtomicU32::new(0),
         }
+    }
+
+    /// For how many buckets the map has taken memory.
+    pub fn capacity(&self) -> usize {
+        self.map.capacity()
     }
 
     /// A number for the life of a bucket.
@@ -233,6 +241,10 @@ impl<S> Store<S> {
             kept
         });
         self.count.fetch_sub(dropped, Ordering::Relaxed);
+        // Memory that a flood took is given back when the flood is over.
+        if dropped > 0 && self.map.capacity() > 4 * (self.len() + MAP_SLACK) {
+            self.map.shrink_to_fit();
+        }
         if self.hand.len() > 2 * self.len() + QUEUE_SLACK {
             for _ in 0..self.hand.len() {
                 let Some(id) = self.hand.pop() else { break };

@@ -261,6 +261,19 @@ fn me_g2_a_flood_of_keys_leaves_newcomers_served_and_memory_bounded() {
 }
 
 #[test]
+fn more_buckets_than_allowed_do_not_stay() {
+    let limiter = with_room([keyed(limit("k", "5/s", 5), Source::Header("x-k".into()))], 10);
+    let quota = Quota::try_new("5/s".parse().unwrap(), 5).unwrap();
+    // Threads that made buckets at the same moment, each for the last place.
+    for i in 0..13 {
+        let full = || TokenBucket::full(&quota, NOW);
+        limiter.store().with(BucketId::from_bytes([i; 16]), LimitIndex(0), None, full, |_| ());
+    }
+    limiter.decide(&FakeRequest::get("/").with_header("x-k", "next"), NOW);
+    assert_eq!(limiter.store().len(), 10);
+}
+
+#[test]
 fn an_evicted_key_never_comes_back_fresh() {
     let limiter = with_room([keyed(limit("k", "5/h", 5), Source::Header("x-k".into()))], 50);
     let exhausted = FakeRequest::get("/").with_header("x-k", "exhausted");
@@ -289,3 +302,15 @@ fn fuller_buckets_go_first() {
 }
 
 mod reload;
+
+#[test]
+fn me_g1_keys_used_once_leave_and_give_their_memory_back() {
+    let limiter = limiter([keyed(limit("k", "5/s", 5), Source::Header("x-k".into()))]);
+    for i in 0..100_000 {
+        limiter.decide(&FakeRequest::get("/").with_header("x-k", &i.to_string()), NOW);
+    }
+    assert_eq!(limiter.store().len(), 100_000);
+    let later = NOW.plus(Duration::from_secs(20));
+    assert_eq!(limiter.expire(Duration::from_secs(5), later), 100_000);
+    assert!(limiter.store().capacity() < 10_000, "{}", limiter.store().capacity());
+}

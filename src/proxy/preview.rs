@@ -10,7 +10,7 @@ use http::header::FORWARDED;
 use http::request::Parts;
 use http::{HeaderMap, Response};
 
-use super::config::Config;
+use super::config::{Config, Maxima};
 use super::headers::X_FORWARDED_FOR;
 use super::limit::{Enforcer, rejection};
 use super::live::{Live, SharedLive};
@@ -25,7 +25,7 @@ pub struct Preview<C: Companion> {
     enforcer: Arc<Enforcer<C>>,
     live: SharedLive,
     ipv6_prefix: u8,
-    max_body: Option<u64>,
+    max: Maxima,
 }
 
 /// Where a request would come from.
@@ -79,7 +79,7 @@ impl<C: Companion> Clone for Preview<C> {
             enforcer: Arc::clone(&self.enforcer),
             live: Arc::clone(&self.live),
             ipv6_prefix: self.ipv6_prefix,
-            max_body: self.max_body,
+            max: self.max,
         }
     }
 }
@@ -92,7 +92,7 @@ impl<C: Companion> Preview<C> {
 
     /// The same, with the settings that change while the proxy runs.
     pub(super) fn following(enforcer: Arc<Enforcer<C>>, config: &Config, live: SharedLive) -> Self {
-        Self { enforcer, live, ipv6_prefix: config.ipv6_prefix, max_body: config.max.body }
+        Self { enforcer, live, ipv6_prefix: config.ipv6_prefix, max: config.max }
     }
 
     /// By how many bits IPv6 clients are grouped.
@@ -118,7 +118,7 @@ impl<C: Companion> Preview<C> {
     }
 
     fn foresee_without_grant(&self, mut parts: Parts, client: Client, found: Found) -> Foreseen {
-        let admitted = admit(&mut parts, self.max_body);
+        let admitted = admit(&mut parts, &self.max);
         let request = HttpRequest::new(&parts, client);
         let mut foreseen = Foreseen {
             client,

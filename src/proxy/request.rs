@@ -5,12 +5,13 @@
 use std::borrow::Cow;
 
 use http::header::{
-    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, EXPECT, HOST, ORIGIN, TRANSFER_ENCODING,
+    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, COOKIE, EXPECT, HOST, ORIGIN, TRANSFER_ENCODING,
 };
 use http::request::Parts;
 use http::uri::{self, PathAndQuery, Uri};
 use http::{HeaderName, HeaderValue, Method, Version};
 
+use super::config::Maxima;
 use super::response::Problem;
 use crate::limiter::{self, Attributes, Client};
 
@@ -99,13 +100,14 @@ pub(super) fn needs_http2(parts: &Parts) -> bool {
 ///
 /// # Errors
 /// The problem to answer with.
-pub(super) fn admit(parts: &mut Parts, max_body: Option<u64>) -> Result<(), Problem> {
+pub(super) fn admit(parts: &mut Parts, max: &Maxima) -> Result<(), Problem> {
     // A proxy that passed these on would become a tunnel or a mirror.
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         return Err(Problem::MethodNotAllowed);
     }
+    check_count(parts, max.headers)?;
     check_host(parts)?;
-    check_framing(parts, max_body)?;
+    check_framing(parts, max.body)?;
     if parts
         .headers
         .get_all(EXPECT)
@@ -115,6 +117,14 @@ pub(super) fn admit(parts: &mut Parts, max_body: Option<u64>) -> Result<(), Prob
         return Err(Problem::ExpectationFailed);
     }
     to_origin_form(parts)
+}
+
+/// HTTP/2 bounds the bytes of a head, not its fields. It may divide a cookie into
+/// a line for each pair (RFC 9113 section 8.2.3); these count as one.
+fn check_count(parts: &Parts, max: usize) -> Result<(), Problem> {
+    let crumbs = parts.headers.get_all(COOKIE).iter().count();
+    let fields = parts.headers.len() - crumbs.saturating_sub(1);
+    if fields > max { Err(Problem::TooManyFields) } else { Ok(()) }
 }
 
 fn check_host(parts: &mut Parts) -> Result<(), Problem> {
@@ -207,12 +217,11 @@ fn check_framing(parts: &Parts, max_body: Option<u64>) -> Result<(), Problem> {
 }
 
 fn to_origin_form(parts: &mut Parts) -> Result<(), Problem> {
+    if parts.uri.path() == "*" && parts.method != Method::OPTIONS {
+        return Err(Problem::BadRequest("only OPTIONS may have the target *"));
+    }
     if parts.uri.scheme().is_none() && parts.uri.authority().is_none() {
-        return if parts.uri.path() == "*" && parts.method != Method::OPTIONS {
-            Err(Problem::BadRequest("only OPTIONS may have the target *"))
-        } else {
-            Ok(())
-        };
+        return Ok(());
     }
     if parts.uri.scheme_str().is_some_and(|scheme| scheme != "http" && scheme != "https") {
         return Err(Problem::BadRequest("the scheme of the target is not http"));
@@ -269,7 +278,7 @@ mod tests {
 
     fn host_after(version: Version, uri: &str, fields: &[(&str, &str)]) -> Result<String, Problem> {
         let mut parts = parts(version, "GET", uri, fields);
-        admit(&mut parts, None)?;
+        admit(&mut parts, &Maxima::default())?;
         assert!(parts.uri.authority().is_none());
         Ok(parts.headers.get(HOST).map_or("", |h| h.to_str().unwrap()).to_owned())
     }
@@ -301,7 +310,8 @@ mod tests {
     fn what_a_proxy_must_not_forward_is_refused() {
         let host = ("host", "a");
         let check = |method, uri, fields: &[(&str, &str)]| {
-            admit(&mut parts(Version::HTTP_11, method, uri, fields), Some(10))
+            let max = Maxima { body: Some(10), ..Maxima::default() };
+            admit(&mut parts(Version::HTTP_11, method, uri, fields), &max)
         };
         assert!(matches!(check("CONNECT", "a:443", &[host]), Err(Problem::MethodNotAllowed)));
         assert!(matches!(check("TRACE", "/", &[host]), Err(Problem::MethodNotAllowed)));

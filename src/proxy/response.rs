@@ -45,6 +45,8 @@ pub enum Problem {
     ContentTooLarge,
     /// 417.
     ExpectationFailed,
+    /// 431: the head has more fields than allowed.
+    TooManyFields,
     /// 501: what is not implemented.
     NotImplemented(&'static str),
     /// 502.
@@ -140,6 +142,7 @@ impl Problem {
             Self::RequestTimeout => "the request's content stopped coming".to_owned(),
             Self::ContentTooLarge => "the request's content is too large".to_owned(),
             Self::ExpectationFailed => "only 100-continue can be expected".to_owned(),
+            Self::TooManyFields => "the request has too many fields".to_owned(),
             Self::BadGateway(GatewayFault::Unreachable) => {
                 "the upstream cannot be reached".to_owned()
             }
@@ -198,6 +201,13 @@ impl Problem {
                 "Expectation Failed",
                 "http_request_error",
                 INVALID_ARGUMENT,
+                Outcome::Rejected,
+            ),
+            Self::TooManyFields => (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "Request Header Fields Too Large",
+                "http_request_error",
+                RESOURCE_EXHAUSTED,
                 Outcome::Rejected,
             ),
             Self::NotImplemented(_) => (

@@ -17,6 +17,7 @@ use tower::util::{Oneshot, ServiceExt};
 
 use super::access::Line;
 use super::body::{Body, RequestBody};
+use super::config::Maxima;
 use super::connection::{Activity, Exchange};
 use super::cors::Grant;
 use super::live::SharedLive;
@@ -37,7 +38,7 @@ pub(super) struct Edge<S> {
 
 /// What the edges of all connections have in common.
 pub(super) struct EdgeSettings {
-    pub(super) max_body: Option<u64>,
+    pub(super) max: Maxima,
     /// How long a request's body may pause.
     pub(super) patience: Duration,
     pub(super) leaving: Rc<Leaving>,
@@ -65,12 +66,12 @@ where
             &parts.headers,
             version,
             &exchange,
-            settings.max_body,
+            settings.max.body,
             settings.patience,
         );
         let grant = settings.live.load().cors.grant(&parts.headers);
         let line = settings.access_log.as_ref().map(|clock| Line::begin(&mut parts, clock));
-        let step = match admit(&mut parts, settings.max_body) {
+        let step = match admit(&mut parts, &settings.max) {
             Ok(()) => {
                 let request = Request::from_parts(parts, body);
                 Step::Inner { future: self.inner.clone().oneshot(request) }

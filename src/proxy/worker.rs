@@ -235,7 +235,7 @@ impl<C: Companion> Worker<C> {
         let running = Rc::new(Running {
             builder: Rc::new(server(&config)),
             settings: Rc::new(EdgeSettings {
-                max_body: config.max.body,
+                max: config.max,
                 patience: config.timeouts.idle,
                 leaving: Rc::clone(&leaving),
                 metrics: self.metrics.clone(),
@@ -371,8 +371,12 @@ impl<C: Companion> Running<C> {
             activity: Arc::clone(&activity),
             settings: Rc::clone(&self.settings),
         };
-        let (builder, leaving, timeouts) =
-            (Rc::clone(&self.builder), Rc::clone(&self.leaving), self.config.timeouts);
+        let (builder, leaving, timeouts, metrics) = (
+            Rc::clone(&self.builder),
+            Rc::clone(&self.leaving),
+            self.config.timeouts,
+            self.metrics.clone(),
+        );
         spawn_local(async move {
             let io = TokioIo::new(stream);
             let refused = {
@@ -398,6 +402,9 @@ impl<C: Companion> Running<C> {
                 })
                 .await
             };
+            if refused {
+                metrics.count(Outcome::Rejected);
+            }
             if let Some(io) = activity.take_leftover()
                 && (refused || activity.has_unread_body())
             {

@@ -243,6 +243,26 @@ async fn http2_clients_reach_an_http1_upstream() {
 }
 
 #[tokio::test]
+async fn the_bounds_of_a_head_hold_for_http2_too() {
+    let upstream = Upstream::start();
+    let proxy = Setup::before(&upstream).with(|config| config.max.headers = 20).start();
+    let mut client = connect(&proxy).await;
+    for (name, count, status) in [("x-field", 21, 431), ("x-field", 20, 200), ("cookie", 50, 200)] {
+        let mut request = Request::get("http://app.example/");
+        for _ in 0..count {
+            request = request.header(name, "a=1");
+        }
+        client = client.ready().await.unwrap();
+        let (response, _) = client.send_request(request.body(()).unwrap(), true).unwrap();
+        let response = response.await.unwrap();
+        assert_eq!(response.status().as_u16(), status, "{count} of {name}");
+        let told = response.headers().contains_key("proxy-status");
+        assert_eq!(told, status == 431);
+    }
+    assert_eq!(upstream.count(), 2);
+}
+
+#[tokio::test]
 async fn se_g7_a_flood_of_resets_ends_its_connection() {
     let upstream = Upstream::start();
     let proxy = Setup::before(&upstream).limit(limit("r", "10/h")).frozen().start();

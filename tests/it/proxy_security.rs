@@ -237,5 +237,8 @@ fn what_is_no_request_is_answered_and_reaches_nobody() {
         assert!(connection.is_ended());
     }
     assert_eq!((upstream.connections(), proxy.keys().len()), (0, 0));
+    eventually("each of them to be counted", || {
+        proxy.metric("tidegate_http_requests_total{outcome=\"rejected\"}") == 12.0
+    });
     proxy.drain(Stage::Closing);
 }

@@ -87,6 +87,15 @@ impl Program {
         program
     }
 
+    /// The same with a library preloaded, and one more variable.
+    pub fn run_preloaded(library: &str, variable: (&str, &str), args: &[&str]) -> Self {
+        let mut command = command();
+        command.env("LD_PRELOAD", library).env(variable.0, variable.1);
+        let program = Self::spawn(command.args(["--log-format", "json", "run"]).args(args));
+        until("it listens", || program.is_listening());
+        program
+    }
+
     fn spawn(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));

@@ -10,15 +10,17 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use prost::Message as _;
 use tidegate::limiter::{
-    Attributes, Client, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Partition, Quota, Rule,
-    Source, Tokens,
+    Attributes, Client, Cost, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Partition, Quota,
+    Rule, Source, Tokens,
 };
 use tidegate::replication::{
-    Body, Companion, DialFailure, Engine, Frame, Incarnation, ReplicatedLimiter, Reset, SessionId,
-    Settings, Side,
+    Body, Companion, DialFailure, Engine, Entry, Frame, Incarnation, ReplicatedLimiter, Reset,
+    SessionId, Settings, Side,
 };
 use tidegate::time::Timestamp;
+use tidegate::wire::tidegate::peer::v1 as wire;
 
 use crate::rng::Rng;
 
@@ -31,11 +33,12 @@ fn local(node: usize, drift_ppm: i64, now: u64) -> Timestamp {
     Timestamp::from_nanos(origin + drifted as u64)
 }
 
-pub(crate) struct Request {
-    pub(crate) key: String,
+struct Request<'a> {
+    key: &'a str,
+    cost: u64,
 }
 
-impl Attributes for Request {
+impl Attributes for Request<'_> {
     fn method(&self) -> &str {
         "GET"
     }
@@ -46,11 +49,13 @@ impl Attributes for Request {
         ""
     }
     fn client(&self) -> Client {
-        Client::new([127, 0, 0, 1].into(), 64)
+        Client::new([127, 0, 0, 1].into(), 64).vouched_for()
     }
     fn header(&self, name: &str, each: &mut dyn FnMut(&[u8])) {
-        if name == "key" {
-            each(self.key.as_bytes());
+        match name {
+            "key" => each(self.key.as_bytes()),
+            "cost" => each(self.cost.to_string().as_bytes()),
+            _ => {}
         }
     }
     fn query(&self) -> &str {
@@ -79,11 +84,73 @@ pub(crate) fn split_limit(
     })
 }
 
+/// As [`limit`], but every request says what it costs, up to `most`.
+pub(crate) fn limit_by_header(name: &str, rate: &str, burst: u64, most: u64) -> Limit {
+    let key = KeyPart::new(Source::Header("key".into()), false);
+    let rule = Rule { key: vec![key], ..Rule::default() };
+    Limit::new(LimitSpec {
+        cost: Cost::Header { name: "cost".into(), max: Tokens::from_whole(most).unwrap() },
+        ..LimitSpec::new(name, rule, Quota::try_new(rate.parse().unwrap(), burst).unwrap())
+    })
+}
+
+/// Bytes of an entry on the wire, as the product encodes it.
+fn entry_bytes(entry: &Entry) -> usize {
+    let message = wire::Entry {
+        bucket: entry.bucket.to_bytes().to_vec().into(),
+        limit: entry.limit,
+        generation: entry.generation,
+        epoch: entry.epoch,
+        flush: entry.flush,
+        ack: entry.ack,
+        spent: entry.spent,
+        returned: entry.returned,
+        fresh_spent: entry.fresh_spent,
+        fresh_returned: entry.fresh_returned,
+        level: entry.level,
+        demand: (entry.demand * 1000.0) as f32,
+        key: entry.key.clone().unwrap_or_default().into(),
+        ..wire::Entry::default()
+    };
+    let length = message.encoded_len();
+    length + prost::length_delimiter_len(length) + 1
+}
+
+/// Bytes of a frame on the wire, with the 14 bytes that gRPC and HTTP/2 put
+/// before it, without TCP and IP. Only frames of the steady state are measured:
+/// updates and heartbeats.
+fn frame_bytes(frame: &Frame) -> u64 {
+    let head = wire::Frame {
+        seq: frame.seq,
+        ack: frame.ack,
+        stamp_ms: frame.stamp_ms,
+        echo_ms: frame.echo_ms,
+        held_ms: frame.held_ms,
+        body: None,
+    };
+    let body = match &frame.body {
+        Body::Update(update) => {
+            let entries: usize = update.entries.iter().map(entry_bytes).sum();
+            entries + prost::length_delimiter_len(entries) + 1
+        }
+        Body::Heartbeat
+        | Body::Hello(_)
+        | Body::SnapshotRequest
+        | Body::Snapshot(_)
+        | Body::Goodbye(_) => 0,
+    };
+    (14 + head.encoded_len() + body) as u64
+}
+
 pub(crate) struct Node {
     pub(crate) engine: Engine,
     pub(crate) limiter: Arc<ReplicatedLimiter>,
     pub(crate) alive: bool,
     pub(crate) drift_ppm: i64,
+    pub(crate) address: SocketAddr,
+    /// The process stands still; what would happen to it waits.
+    pub(crate) stopped: bool,
+    waiting: Vec<Event>,
     wake_at: u64,
 }
 
@@ -97,13 +164,29 @@ struct Link {
     last_arrival: [u64; 2],
     /// Frames that a partition holds back, by the end they go to.
     held: [Vec<Frame>; 2],
+    /// By how much this connection is slower than the network's latency.
+    slowness: u64,
+    /// Counts the cuts of this connection that began.
+    cuts: u64,
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Wake(usize),
-    Dial { from: usize, address: SocketAddr },
-    Deliver { link: u64, to_end: usize, frame: u64 },
+    /// A connection's pings go unanswered since its so-manieth cut.
+    PingTimeout {
+        link: u64,
+        cut: u64,
+    },
+    Dial {
+        from: usize,
+        address: SocketAddr,
+    },
+    Deliver {
+        link: u64,
+        to_end: usize,
+        frame: u64,
+    },
 }
 
 /// What the network does.
@@ -112,11 +195,18 @@ pub(crate) struct Network {
     pub(crate) latency_us: u64,
     /// Uniform jitter, in percent of the latency.
     pub(crate) jitter: u64,
+    /// Every connection is slower by a factor of 1 to this.
+    pub(crate) spread: u64,
+    /// Percent of the frames that come twice.
+    pub(crate) duplicates: u64,
+    /// A connection that is cut for this long ends.
+    pub(crate) ping_timeout_ms: u64,
 }
 
 impl Default for Network {
     fn default() -> Self {
-        Self { latency_us: 1000, jitter: 25 }
+        // The product's pings: every 10 s, 5 s to answer.
+        Self { latency_us: 1000, jitter: 25, spread: 1, duplicates: 0, ping_timeout_ms: 15_000 }
     }
 }
 
@@ -129,13 +219,18 @@ pub(crate) struct Cluster {
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     frames: BTreeMap<u64, Frame>,
     links: BTreeMap<u64, Link>,
+    /// Which connection, and which end of it, is a session.
+    ends: BTreeMap<(usize, SessionId), (u64, usize)>,
     /// Which part of the network each node is in; different parts cannot talk.
     part: Vec<usize>,
     /// What discovery answers to nodes that start; all that are alive if empty.
     listed: Vec<usize>,
+    /// Pairs of which the first cannot reach the second.
+    deaf: BTreeSet<(usize, usize)>,
     counter: u64,
     trace: blake3::Hasher,
-    pub(crate) frame_count: u64,
+    /// Bytes of updates and heartbeats.
+    pub(crate) bytes_sent: u64,
 }
 
 impl Cluster {
@@ -149,11 +244,13 @@ impl Cluster {
             events: BinaryHeap::new(),
             frames: BTreeMap::new(),
             links: BTreeMap::new(),
+            ends: BTreeMap::new(),
             part: Vec::new(),
             listed: Vec::new(),
+            deaf: BTreeSet::new(),
             counter: 0,
             trace: blake3::Hasher::new(),
-            frame_count: 0,
+            bytes_sent: 0,
         }
     }
 
@@ -163,6 +260,11 @@ impl Cluster {
 
     /// Starts a node; discovery then lists every node that is alive.
     pub(crate) fn start(&mut self) -> usize {
+        self.start_at(Self::address(self.nodes.len()))
+    }
+
+    /// Starts a node at an address where another one lived.
+    pub(crate) fn start_at(&mut self, address: SocketAddr) -> usize {
         let node = self.nodes.len();
         let limiter = Arc::new(ReplicatedLimiter::new(
             LimitSet::new(self.limits.iter().cloned()),
@@ -175,7 +277,7 @@ impl Cluster {
         let settings = Settings {
             group: "sim".into(),
             name: format!("n{node}"),
-            address: Self::address(node).to_string(),
+            address: address.to_string(),
             sync_interval: Duration::from_millis(100),
             join_timeout: Duration::from_secs(2),
             share_hold: Duration::from_secs(30),
@@ -185,7 +287,16 @@ impl Cluster {
         let now = local(node, 0, self.now);
         let engine =
             Engine::new(settings, Incarnation::from_bytes(bytes), Arc::clone(&limiter), now);
-        self.nodes.push(Node { engine, limiter, alive: true, drift_ppm: 0, wake_at: u64::MAX });
+        self.nodes.push(Node {
+            engine,
+            limiter,
+            alive: true,
+            drift_ppm: 0,
+            address,
+            stopped: false,
+            waiting: Vec::new(),
+            wake_at: u64::MAX,
+        });
         self.part.push(0);
         self.list();
         node
@@ -225,10 +336,10 @@ impl Cluster {
         let all: BTreeSet<SocketAddr> = (0..self.nodes.len())
             .filter(|node| self.nodes[*node].alive)
             .filter(|node| self.listed.is_empty() || self.listed.contains(node))
-            .map(Self::address)
+            .map(|node| self.nodes[node].address)
             .collect();
         for node in 0..self.nodes.len() {
-            if self.nodes[node].alive {
+            if self.nodes[node].alive && !self.nodes[node].stopped {
                 let now = self.local(node);
                 self.nodes[node].engine.listed(&all, now);
                 self.pump(node);
@@ -240,12 +351,24 @@ impl Cluster {
     /// meanwhile arrives, in order, once its ends are in one part again.
     pub(crate) fn partition(&mut self, parts: &[usize]) {
         self.part.copy_from_slice(parts);
+        self.deaf.clear();
+        self.follow_partition();
+    }
+
+    /// What `from` sends does not reach `to`, in this direction only.
+    pub(crate) fn deafen(&mut self, from: usize, to: usize) {
+        self.deaf.insert((from, to));
+        self.follow_partition();
+    }
+
+    fn follow_partition(&mut self) {
         let links: Vec<u64> = self.links.keys().copied().collect();
         for link in links {
+            let mut cut = false;
             for to_end in [0, 1] {
                 let Some(found) = self.links.get_mut(&link) else { continue };
-                let [(a, _), (b, _)] = found.ends;
-                if self.part[a] == self.part[b] {
+                let ends = (found.ends[1 - to_end].0, found.ends[to_end].0);
+                if self.part[ends.0] == self.part[ends.1] && !self.deaf.contains(&ends) {
                     // Before anything that was sent later and is under way.
                     for frame in std::mem::take(&mut found.held[to_end]) {
                         self.counter += 1;
@@ -253,9 +376,49 @@ impl Cluster {
                         self.frames.insert(id, frame);
                         self.schedule(self.now, Event::Deliver { link, to_end, frame: id });
                     }
+                } else {
+                    cut = true;
                 }
             }
+            let Some(found) = self.links.get_mut(&link) else { continue };
+            found.cuts += 1;
+            if cut {
+                let event = Event::PingTimeout { link, cut: found.cuts };
+                self.schedule(self.now + self.network.ping_timeout_ms * MS, event);
+            }
         }
+    }
+
+    /// The process stands still, as by SIGSTOP.
+    pub(crate) fn stop(&mut self, node: usize) {
+        self.nodes[node].stopped = true;
+    }
+
+    /// It goes on; all that waited for it comes at once, in order.
+    pub(crate) fn resume(&mut self, node: usize) {
+        self.nodes[node].stopped = false;
+        for event in std::mem::take(&mut self.nodes[node].waiting) {
+            self.handle(event);
+        }
+        self.pump(node);
+    }
+
+    /// Ends one connection, any.
+    pub(crate) fn cut_any_connection(&mut self) {
+        let all: Vec<u64> = self.links.keys().copied().collect();
+        if !all.is_empty() {
+            let any = (self.rng.unit() * all.len() as f64) as usize;
+            self.close(all[any]);
+        }
+    }
+
+    /// A node has other limits from now on, and so have those that start later.
+    pub(crate) fn reload(&mut self, node: usize, limits: &[Limit]) {
+        self.limits = limits.to_vec();
+        let now = self.local(node);
+        self.nodes[node].limiter.reload(LimitSet::new(limits.iter().cloned()), now).unwrap();
+        self.nodes[node].engine.reload();
+        self.pump(node);
     }
 
     /// Cuts all connections, as a load balancer or a restarted network would.
@@ -273,9 +436,17 @@ impl Cluster {
 
     /// A request arrives at a node. Whether it is admitted.
     pub(crate) fn request(&mut self, node: usize, key: &str) -> bool {
+        self.ask(node, key, 1, false)
+    }
+
+    /// A request that says what it costs, and gets it back at once if `refunded`.
+    pub(crate) fn ask(&mut self, node: usize, key: &str, cost: u64, refunded: bool) -> bool {
         let now = self.local(node);
-        let decision = self.nodes[node].limiter.decide(&Request { key: key.into() }, now);
+        let decision = self.nodes[node].limiter.decide(&Request { key, cost }, now);
         let admitted = decision.is_admitted();
+        if admitted && refunded {
+            self.nodes[node].limiter.refund(&decision, now);
+        }
         self.trace.update(&[u8::from(admitted), node as u8]);
         let mut context = Context::from_waker(Waker::noop());
         if self.nodes[node].limiter.companion().poll_marked(&mut context).is_ready() {
@@ -304,6 +475,17 @@ impl Cluster {
         let there = self.nodes[node].engine.pause(LimitIndex(0), bucket, key, millis, now);
         self.pump(node);
         there
+    }
+
+    /// What the node knows of each replica's net spending, its own first, in
+    /// micro-tokens; nothing if it has no such bucket.
+    pub(crate) fn spent(&self, node: usize, key: &str) -> Vec<(Incarnation, u64)> {
+        let limits = self.nodes[node].limiter.limits();
+        let limit = limits.get(LimitIndex(0)).unwrap();
+        let key = limit.rule().key_from_text(&[key], 64).unwrap();
+        let id = limit.bucket_id(key.as_bytes());
+        let view = self.nodes[node].engine.bucket(id, self.local(node));
+        view.map_or(Vec::new(), |view| view.spent)
     }
 
     /// Resets one bucket through the node.
@@ -351,11 +533,26 @@ impl Cluster {
     }
 
     fn handle(&mut self, event: Event) {
+        let concerned = match &event {
+            Event::Wake(node) | Event::Dial { from: node, .. } => Some(*node),
+            Event::Deliver { link, to_end, .. } => {
+                self.links.get(link).map(|link| link.ends[*to_end].0)
+            }
+            Event::PingTimeout { .. } => None,
+        };
+        if let Some(node) = concerned.filter(|node| self.nodes[*node].stopped) {
+            return self.nodes[node].waiting.push(event);
+        }
         match event {
             Event::Wake(node) => {
                 if self.nodes[node].alive && self.nodes[node].wake_at <= self.now {
                     self.nodes[node].wake_at = u64::MAX;
                     self.pump(node);
+                }
+            }
+            Event::PingTimeout { link, cut } => {
+                if self.links.get(&link).is_some_and(|link| link.cuts == cut) {
+                    self.close(link);
                 }
             }
             Event::Dial { from, address } => self.dial(from, address),
@@ -377,12 +574,17 @@ impl Cluster {
         base - spread + (self.rng.unit() * (2 * spread) as f64) as u64
     }
 
-    fn reachable(&self, a: usize, b: usize) -> bool {
-        self.nodes[a].alive && self.nodes[b].alive && self.part[a] == self.part[b]
+    /// Whether what `from` sends reaches `to`.
+    fn reaches(&self, from: usize, to: usize) -> bool {
+        self.nodes[from].alive
+            && self.nodes[to].alive
+            && self.part[from] == self.part[to]
+            && !self.deaf.contains(&(from, to))
     }
 
     fn node_at(&self, address: SocketAddr) -> Option<usize> {
-        (0..self.nodes.len()).find(|node| Self::address(*node) == address)
+        let at = |node: &usize| self.nodes[*node].address == address;
+        (0..self.nodes.len()).rev().find(at)
     }
 
     fn dial(&mut self, from: usize, address: SocketAddr) {
@@ -390,7 +592,12 @@ impl Cluster {
             return;
         }
         let now = self.local(from);
-        let Some(to) = self.node_at(address).filter(|to| self.part[*to] == self.part[from]) else {
+        let passes = |to: &usize| {
+            self.part[*to] == self.part[from]
+                && !self.deaf.contains(&(from, *to))
+                && !self.deaf.contains(&(*to, from))
+        };
+        let Some(to) = self.node_at(address).filter(passes) else {
             self.nodes[from].engine.dial_failed(address, DialFailure::Other, now);
             return self.pump(from);
         };
@@ -401,7 +608,8 @@ impl Cluster {
         let greeting = self.nodes[from].engine.greeting(now);
         self.counter += 2;
         let (link, ids) = (self.counter, [SessionId(self.counter), SessionId(self.counter - 1)]);
-        let arrives = self.now + 2 * self.delay();
+        let slowness = 1 + (self.rng.unit() * self.network.spread as f64) as u64;
+        let arrives = self.now + 2 * slowness * self.delay();
         self.links.insert(
             link,
             Link {
@@ -410,20 +618,33 @@ impl Cluster {
                 address,
                 last_arrival: [arrives, arrives],
                 held: [Vec::new(), Vec::new()],
+                slowness,
+                cuts: 0,
             },
         );
+        self.ends.insert((from, ids[0]), (link, 0));
+        self.ends.insert((to, ids[1]), (link, 1));
         self.send(link, 1, greeting);
     }
 
     fn send(&mut self, link: u64, to_end: usize, frame: Frame) {
         let delay = self.delay();
+        let twice = self.network.duplicates > 0
+            && frame.seq > 1
+            && self.rng.unit() * 100.0 < self.network.duplicates as f64;
         let Some(found) = self.links.get_mut(&link) else { return };
-        let at = (self.now + delay).max(found.last_arrival[to_end] + 1);
-        found.last_arrival[to_end] = at;
+        let at = (self.now + delay * found.slowness).max(found.last_arrival[to_end] + 1);
+        found.last_arrival[to_end] = at + u64::from(twice);
+        self.bytes_sent += frame_bytes(&frame);
+        if twice {
+            self.counter += 1;
+            let id = self.counter;
+            self.frames.insert(id, frame.clone());
+            self.schedule(at + 1, Event::Deliver { link, to_end, frame: id });
+        }
         self.counter += 1;
         let id = self.counter;
         self.frames.insert(id, frame);
-        self.frame_count += 1;
         self.schedule(at, Event::Deliver { link, to_end, frame: id });
     }
 
@@ -434,7 +655,7 @@ impl Cluster {
         if !self.nodes[node].alive {
             return;
         }
-        if !self.reachable(node, other) {
+        if !self.reaches(other, node) {
             // The network holds it back; a connection loses nothing while it lives.
             if let Some(found) = self.links.get_mut(&link) {
                 found.held[to_end].push(frame);
@@ -465,22 +686,13 @@ impl Cluster {
         };
         if outcome.is_err() {
             self.nodes[node].engine.close(session, now);
-            if !open {
-                let dialler = if to_end == 1 { other } else { node };
-                let at = self.local(dialler);
-                self.nodes[dialler].engine.dial_failed(address, DialFailure::Other, at);
-            }
             self.close(link);
         }
         self.pump(node);
     }
 
     fn drop_session(&mut self, node: usize, session: SessionId) {
-        let link = self
-            .links
-            .iter()
-            .find(|(_, link)| link.ends.contains(&(node, session)))
-            .map(|(id, _)| *id);
+        let link = self.ends.get(&(node, session)).map(|(link, _)| *link);
         if let Some(link) = link {
             self.close(link);
         }
@@ -489,7 +701,14 @@ impl Cluster {
     /// Ends a connection; each side learns of it a moment later.
     fn close(&mut self, link: u64) {
         let Some(found) = self.links.remove(&link) else { return };
+        let dialler = found.ends[0].0;
+        if !found.open && self.nodes[dialler].alive {
+            let at = self.local(dialler);
+            self.nodes[dialler].engine.dial_failed(found.address, DialFailure::Other, at);
+        }
         for (node, session) in found.ends {
+            self.ends.remove(&(node, session));
+            // A process that stands still learns of it when it looks.
             if self.nodes[node].alive {
                 let now = self.local(node);
                 self.nodes[node].engine.close(session, now);
@@ -507,6 +726,9 @@ impl Cluster {
 
     /// What the mesh does after every wake-up.
     pub(crate) fn pump(&mut self, node: usize) {
+        if self.nodes[node].stopped {
+            return;
+        }
         let now = self.local(node);
         self.nodes[node].engine.tick(now);
         for address in self.nodes[node].engine.dials(now) {
@@ -515,10 +737,7 @@ impl Cluster {
         }
         let sessions: Vec<SessionId> = self.nodes[node].engine.sessions().collect();
         for session in sessions {
-            let link = self.links.iter().find_map(|(id, l)| {
-                l.ends.iter().position(|e| *e == (node, session)).map(|e| (*id, e))
-            });
-            let Some((link, end)) = link else { continue };
+            let Some((link, end)) = self.ends.get(&(node, session)).copied() else { continue };
             while let Some(frame) = self.nodes[node].engine.transmit(session, now) {
                 self.trace.update(&frame.seq.to_le_bytes());
                 self.send(link, 1 - end, frame);

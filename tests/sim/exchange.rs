@@ -1,6 +1,8 @@
 //! What replicas know of each other after faults: exactly what was spent.
 
-use crate::cluster::{Cluster, Network, limit};
+use tidegate::limiter::Partition;
+
+use crate::cluster::{Cluster, Network, limit, split_limit};
 use crate::rng::Rng;
 
 const MS: u64 = 1_000_000;
@@ -366,4 +368,61 @@ fn a_newcomer_that_finds_one_replica_learns_of_the_others() {
     let peers = cluster.nodes[late].engine.peers(now);
     assert_eq!(peers.iter().filter(|peer| peer.connected).count(), 3);
     assert_eq!(levels(&cluster, "k"), [95, 95, 95, 95]);
+}
+
+#[test]
+fn rp_g3_what_peers_tell_does_not_keep_buckets_alive() {
+    let mut cluster = cluster(19, 2, "10/s", 10);
+    for i in 0..300 {
+        assert_eq!(spend(&mut cluster, 0, &format!("k{i}"), 1), 1);
+    }
+    let idle = std::time::Duration::from_secs(3);
+    for second in 0..12 {
+        cluster.run_for(SECOND);
+        if second == 4 {
+            cluster.kill(1);
+            cluster.start();
+        }
+        for node in 0..cluster.nodes.len() {
+            let now = cluster.local(node);
+            cluster.nodes[node].limiter.expire(idle, now);
+        }
+    }
+    // Demand dies away for some seconds; then nothing is left anywhere.
+    cluster.run_for(5 * SECOND);
+    for node in [0, 2] {
+        let now = cluster.local(node);
+        cluster.nodes[node].limiter.expire(idle, now);
+        assert_eq!(cluster.nodes[node].limiter.store().len(), 0, "node {node}");
+    }
+}
+
+#[test]
+fn rp_g11_debt_after_a_partition_is_bounded() {
+    let limits = vec![split_limit("one", "10/s", 10, 1, Partition::Open)];
+    let mut cluster = Cluster::new(20, Network::default(), limits);
+    cluster.start();
+    cluster.start();
+    cluster.run_for(SETTLE);
+    cluster.partition(&[0, 1]);
+    let mut admitted = 0;
+    for i in 0..400 {
+        admitted += spend(&mut cluster, i % 2, "k", 1);
+        cluster.run_for(50 * MS);
+    }
+    assert_eq!(admitted, 400);
+    cluster.partition(&[0, 0]);
+    // Both gave out the whole limit for twenty seconds; what is owed is at most
+    // two seconds of it, and the rest is forgiven and counted. When they meet
+    // again depends on their backoff.
+    let (mut silence, mut longest) = (0, 0);
+    for i in 0..100 {
+        silence = if spend(&mut cluster, i % 2, "k", 1) == 0 { silence + 1 } else { 0 };
+        longest = longest.max(silence);
+        cluster.run_for(100 * MS);
+    }
+    assert!(longest <= 25, "denied for {} ms", longest * 100);
+    let forgiven: u64 =
+        cluster.nodes.iter().flat_map(|node| node.engine.stats().forgiven.values()).sum();
+    assert!(forgiven > 0, "denied for {} ms", longest * 100);
 }

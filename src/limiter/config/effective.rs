@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 
 use super::super::cost::Cost;
-use super::super::limit::Mode;
+use super::super::limit::{Mode, Partition};
 use super::super::rule::{Condition, KeyPart, Missing};
 use super::LimitConfig;
 
@@ -50,7 +50,11 @@ impl LimitConfig {
             },
             "expose": self.expose,
             "max_wait": "0s",
-            "partition": "frozen",
+            "partition": match self.partition {
+                Partition::Frozen => "frozen",
+                Partition::Strict => "strict",
+                Partition::Open => "open",
+            },
         });
         add_burst(&mut limit, burst);
         if let (Some(was), Value::Object(fields)) = (&self.was, &mut limit) {

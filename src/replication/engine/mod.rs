@@ -19,7 +19,7 @@ use super::contacts::{Contacts, DialFailure};
 use super::frame::{Body, Frame, Hello, Incarnation};
 use super::ledger::{Base, Ledger, Mark, OriginId, Pace};
 use super::members::{Members, Standing};
-use super::peer::{Peer, PeerState, PeerView, Pending, Wanted};
+use super::peer::{Peer, PeerState, PeerView, Pending, Told, Wanted};
 use crate::limiter::{BucketId, Companion as _, LimitSet, Partition};
 use crate::time::Timestamp;
 
@@ -50,6 +50,9 @@ const IDLE_BEAT: Duration = Duration::from_secs(1);
 const BUSY_FOR: Duration = Duration::from_secs(1);
 /// Heartbeats missed until a peer is suspect.
 const MISSED_BEATS: u32 = 3;
+/// How much later than it asked for the engine may be driven until it takes it
+/// that the process stood still.
+const LATE: Duration = Duration::from_millis(300);
 /// How long an origin that is only named in snapshots is remembered, and how long
 /// one that is gone is not believed to live because a snapshot names it.
 const NAMED_FOR: Duration = Duration::from_secs(60);
@@ -141,7 +144,7 @@ pub enum Refusal {
 }
 
 /// Bucket totals put back by base when a frame is lost.
-type Sent = Vec<(BucketId, Base)>;
+type Sent = Vec<Told>;
 
 #[derive(Debug)]
 struct Session {
@@ -224,7 +227,7 @@ impl Origins {
     }
 }
 
-/// Replication's state. See the [module](self).
+/// Replication's state; the module says how it is driven.
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,
@@ -245,6 +248,8 @@ pub struct Engine {
     joined: bool,
     leaving: Option<String>,
     swept_at: Timestamp,
+    /// When the driver was asked to come back at the latest.
+    expected_at: Timestamp,
     stats: Stats,
 }
 
@@ -276,6 +281,7 @@ impl Engine {
             joined,
             leaving: None,
             swept_at: now,
+            expected_at: now,
             stats: Stats::default(),
         }
     }
@@ -641,6 +647,7 @@ impl Engine {
 
     /// Does what is due at `now`.
     pub fn tick(&mut self, now: Timestamp) {
+        self.notice_standstill(now);
         self.watch_peers(now);
         self.take_marks(now);
         if !self.urgent.is_empty() && now.since(self.urgent_at) >= SPACING {
@@ -660,6 +667,31 @@ impl Engine {
         }
         self.watch_join(now);
         self.sweep(now);
+        // What is due now is done by the driver after this; no deadline that it is
+        // then told lies beyond the next heartbeat.
+        let is_busy = |peer: &Peer| peer.session.is_some() && peer.active_until >= now;
+        let beat = if self.peers.values().any(is_busy) { BUSY_BEAT } else { IDLE_BEAT };
+        self.expected_at = now.plus(beat);
+    }
+
+    /// A process that stood still for long has heard nobody meanwhile: what comes
+    /// first is the backlog of that time, which says nothing of the present. All
+    /// peers are suspect until a fresh frame comes.
+    fn notice_standstill(&mut self, now: Timestamp) {
+        if now.since(self.expected_at) <= LATE {
+            return;
+        }
+        self.expected_at = now;
+        self.stats.standstills += 1;
+        let mut changed = false;
+        for peer in self.peers.values_mut().filter(|peer| peer.silent_since.is_none()) {
+            peer.state = PeerState::Suspect;
+            peer.silent_since = Some(now);
+            changed = true;
+        }
+        if changed {
+            self.publish_members();
+        }
     }
 
     fn take_marks(&mut self, now: Timestamp) {
@@ -744,14 +776,8 @@ impl Engine {
         let mut gone = Vec::new();
         let (mut changed, mut round_trip) = (false, 0);
         for (incarnation, peer) in &mut self.peers {
-            let beat = if peer.active_until >= now { BUSY_BEAT } else { IDLE_BEAT };
-            let since = if beat == BUSY_BEAT {
-                peer.heard_at.max(peer.active_since)
-            } else {
-                peer.heard_at
-            };
-            let patience = beat * MISSED_BEATS + Duration::from_nanos(peer.round_trip);
-            if now.since(since) > patience && peer.silent_since.is_none() {
+            let since = peer.heard_at.max(peer.beats_since(now));
+            if now.since(since) > peer.patience(now) && peer.silent_since.is_none() {
                 peer.state = PeerState::Suspect;
                 peer.silent_since = Some(now);
                 changed = true;
@@ -859,9 +885,23 @@ impl Engine {
 }
 
 impl Peer {
+    /// How often either side speaks at least.
+    fn beat(&self, now: Timestamp) -> Duration {
+        if self.active_until >= now { BUSY_BEAT } else { IDLE_BEAT }
+    }
+
+    /// Since when it is so often.
+    fn beats_since(&self, now: Timestamp) -> Timestamp {
+        if self.active_until >= now { self.active_since } else { Timestamp::ZERO }
+    }
+
+    /// After how long a silence is suspect.
+    fn patience(&self, now: Timestamp) -> Duration {
+        self.beat(now) * MISSED_BEATS + Duration::from_nanos(self.round_trip)
+    }
+
     fn next_beat(&self, now: Timestamp) -> Timestamp {
-        let beat = if self.active_until >= now { BUSY_BEAT } else { IDLE_BEAT };
-        self.sent_at.plus(beat)
+        self.sent_at.plus(self.beat(now))
     }
 
     /// Buckets are spoken of, by either side.

@@ -1,5 +1,7 @@
 //! What the engine does with frames that arrive.
 
+use std::time::Duration;
+
 use super::super::Companion;
 use super::super::catalog::Mapped;
 use super::super::frame::{Body, Entry, Frame, LimitEpoch, Row, Snapshot};
@@ -49,6 +51,7 @@ impl Engine {
         frame: Frame,
         now: Timestamp,
     ) -> Result<(), Violation> {
+        self.notice_standstill(now);
         let session = self.sessions.get_mut(&id).ok_or(Violation::NotOpen)?;
         let incarnation = session.peer;
         let peer = self.peers.get_mut(&incarnation).ok_or(Violation::NotOpen)?;
@@ -68,7 +71,12 @@ impl Engine {
         if frame.echo_ms > 0 {
             let echoed = frame.echo_ms.saturating_add(frame.held_ms.into());
             let travelled = now.as_millis().saturating_sub(echoed);
-            stale = travelled > STALE_MS + peer.round_trip / 1_000_000;
+            // A peer that has had nothing new for so long does not hear this
+            // replica: it has reserved a share and keeps to its own.
+            let held = Duration::from_millis(frame.held_ms.into());
+            let patience = peer.patience(now);
+            let deaf = held > patience && now.since(peer.beats_since(now)) > patience;
+            stale = deaf || travelled > STALE_MS + peer.round_trip / 1_000_000;
             if !stale {
                 let sample = (travelled * 1_000_000) as f64;
                 let smoothed = peer.round_trip as f64;
@@ -76,9 +84,9 @@ impl Engine {
                 peer.round_trip = (smoothed + weight * (sample - smoothed)) as u64;
             }
         }
-        // The backlog of a connection that was cut off says nothing of the present:
-        // only what is fresh shows that the peer is heard again.
-        if !stale || frame.echo_ms == 0 || peer.silent_since.is_none() {
+        // A backlog says nothing of the present: only what is fresh, or comes before
+        // anything could be echoed, shows that the two hear each other.
+        if !stale || frame.echo_ms == 0 {
             self.is_heard(incarnation, now);
         }
         let peer = self.peers.get_mut(&incarnation).ok_or(Violation::NotOpen)?;

@@ -1,14 +1,20 @@
 //! What the engine sends, when a session has room for a frame.
 
+use std::collections::VecDeque;
+
 use super::super::frame::{Body, Contribution, Entry, Frame, LimitEpoch, Row, Snapshot, Update};
-use super::super::ledger::{Base, Telling, true_deficit};
-use super::super::peer::Wanted;
-use super::{Engine, FRESH, SessionId, defer};
+use super::super::ledger::{Telling, true_deficit};
+use super::super::peer::{NextPass, SnapshotWalk, Told, Wanted};
+use super::{Engine, FRESH, Sent, SessionId, defer};
 use crate::limiter::{BucketId, Companion as _, key};
 use crate::time::Timestamp;
 
 /// Frames that may be unacknowledged before a session has no window.
 const MAX_IN_FLIGHT: usize = 32;
+/// Entries that may be unacknowledged before a session has no window.
+const MAX_ENTRIES_IN_FLIGHT: usize = 4096;
+/// Buckets that one pass of a snapshot lines up.
+const SNAPSHOT_PASS: usize = 16_384;
 /// Rough size at which a frame is full.
 const FRAME_BYTES: usize = 64 * 1024;
 /// Rough size of an entry, and of a row's fixed part, without the key.
@@ -47,7 +53,9 @@ impl Engine {
             let update = Update { entries: Vec::new(), limit_epochs };
             return self.frame(id, Body::Update(update), now);
         }
-        let has_window = session.in_flight.len() < MAX_IN_FLIGHT;
+        let unacknowledged: usize = session.in_flight.iter().map(|(_, sent)| sent.len()).sum();
+        let has_window =
+            session.in_flight.len() < MAX_IN_FLIGHT && unacknowledged < MAX_ENTRIES_IN_FLIGHT;
         if has_window && (peer.resync || peer.snapshot.is_some()) {
             return self.snapshot_part(id, now);
         }
@@ -66,6 +74,8 @@ impl Engine {
         let peer = self.peers.get(&incarnation)?;
         if let Some(reason) = self.leaving.clone()
             && peer.pending.is_empty()
+            && !peer.resync
+            && peer.snapshot.is_none()
         {
             self.sessions.get_mut(&id)?.said_goodbye = true;
             return self.frame(id, Body::Goodbye(reason), now);
@@ -97,8 +107,8 @@ impl Engine {
 
     /// As many pending buckets as a frame holds, oldest first, and the bases to
     /// put back should the frame be lost.
-    fn entries(&mut self, id: SessionId, now: Timestamp) -> (Vec<Entry>, Vec<(BucketId, Base)>) {
-        let (mut entries, mut sent, mut bytes) = (Vec::new(), Vec::new(), 0);
+    fn entries(&mut self, id: SessionId, now: Timestamp) -> (Vec<Entry>, Sent) {
+        let (mut entries, mut sent, mut bytes) = (Vec::new(), Vec::<Told>::new(), 0);
         let Some(incarnation) = self.sessions.get(&id).map(|session| session.peer) else {
             return (entries, sent);
         };
@@ -155,26 +165,32 @@ impl Engine {
             entries.push(entry);
             sent.push((bucket, base));
         }
+        sent.shrink_to_fit();
         (entries, sent)
     }
 
     /// The next part of a snapshot: every bucket that is not full, the deepest
-    /// deficit first, each as it is when its part leaves.
+    /// deficits first, each as it is when its part leaves.
     fn snapshot_part(&mut self, id: SessionId, now: Timestamp) -> Option<Frame> {
         let incarnation = self.sessions.get(&id)?.peer;
         let peer = self.peers.get_mut(&incarnation)?;
         if peer.resync {
             peer.resync = false;
-            let buckets = self.deficits(now);
-            self.peers.get_mut(&incarnation)?.snapshot = Some(buckets.into());
+            peer.snapshot = Some(SnapshotWalk::default());
         }
         let joining = !self.joined;
         let (mut rows, mut bytes) = (Vec::new(), 0);
         let last = loop {
-            let peer = self.peers.get_mut(&incarnation)?;
-            let Some(bucket) = peer.snapshot.as_mut().and_then(|queue| queue.pop_front()) else {
-                peer.snapshot = None;
-                break true;
+            let walk = self.peers.get_mut(&incarnation)?.snapshot.as_mut()?;
+            let Some(bucket) = walk.buckets.pop_front() else {
+                let next = walk.next;
+                let walk = self.pass(next, now);
+                let peer = self.peers.get_mut(&incarnation)?;
+                peer.snapshot = walk;
+                if peer.snapshot.is_none() {
+                    break true;
+                }
+                continue;
             };
             if let Some(row) = self.row(bucket, now) {
                 bytes += ENTRY_BYTES
@@ -194,26 +210,52 @@ impl Engine {
         Some(frame)
     }
 
-    fn deficits(&self, now: Timestamp) -> Vec<BucketId> {
-        let mut buckets = Vec::new();
+    /// One pass of a snapshot; `None` if there is nothing left. Rows may come any
+    /// number of times, so that a bucket of the first pass may come again.
+    fn pass(&self, pass: NextPass, now: Timestamp) -> Option<SnapshotWalk> {
+        // The smallest are kept; what is kept is cut down when it is twice too long.
+        let (mut kept, mut more) = (Vec::new(), false);
+        let after = match pass {
+            NextPass::Nothing => return None,
+            NextPass::Deepest | NextPass::Smallest => None,
+            NextPass::After(bucket) => Some(bucket),
+        };
         self.limiter.store().for_each(|id, slot| {
+            if after.is_some_and(|after| id <= after) {
+                return;
+            }
             // A bucket that was reset or closed is told of though it may be full.
             let reset = slot
                 .companion
                 .as_deref()
                 .is_some_and(|ledger| ledger.epoch() > 0 || ledger.pause().is_some());
-            if let Some(limit) = self.limits.get(slot.limit) {
-                let quota = limit.quota(id);
-                let mut bucket = slot.bucket;
-                bucket.advance(quota, now);
-                let deficit = quota.burst().minus(bucket.level());
-                if deficit.micros() > 0 || reset {
-                    buckets.push((deficit, id));
+            let Some(limit) = self.limits.get(slot.limit) else { return };
+            let quota = limit.quota(id);
+            let mut bucket = slot.bucket;
+            bucket.advance(quota, now);
+            let deficit = quota.burst().minus(bucket.level()).micros();
+            if deficit > 0 || reset {
+                let depth = if pass == NextPass::Deepest { -deficit } else { 0 };
+                kept.push((depth, id));
+                if kept.len() >= 2 * SNAPSHOT_PASS {
+                    kept.select_nth_unstable(SNAPSHOT_PASS);
+                    kept.truncate(SNAPSHOT_PASS);
+                    more = true;
                 }
             }
         });
-        buckets.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
-        buckets.into_iter().map(|(_, id)| id).collect()
+        kept.sort_unstable();
+        more |= kept.len() > SNAPSHOT_PASS;
+        kept.truncate(SNAPSHOT_PASS);
+        let (_, last) = *kept.last()?;
+        let next = match (more, pass) {
+            (false, _) => NextPass::Nothing,
+            (true, NextPass::Deepest) => NextPass::Smallest,
+            (true, _) => NextPass::After(last),
+        };
+        let mut buckets = VecDeque::with_capacity(kept.len());
+        buckets.extend(kept.into_iter().map(|(_, id)| id));
+        Some(SnapshotWalk { buckets, next })
     }
 
     fn row(&self, bucket: BucketId, now: Timestamp) -> Option<Row> {

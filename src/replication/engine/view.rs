@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::super::frame::Incarnation;
-use super::Engine;
+use super::super::peer::Told;
+use super::{Engine, Sent};
 use crate::limiter::{BucketId, Companion as _, LimitIndex, Partition, Quota, Tokens};
 use crate::time::Timestamp;
 
@@ -37,6 +38,8 @@ pub struct Stats {
     pub dial_failures: u64,
     /// Peers that were given up.
     pub peers_lost: u64,
+    /// Times that the process stood still for long.
+    pub standstills: u64,
     /// The join ended without a snapshot.
     pub joined_alone: bool,
     /// Micro-tokens that the debt cap forgave, by limit.
@@ -124,6 +127,20 @@ impl Engine {
     /// How many addresses discovery lists, this replica's own left out.
     pub fn listed_addresses(&self) -> usize {
         self.contacts.len()
+    }
+
+    /// Bytes of memory that are held for what `peer` is still to be told, or has
+    /// not acknowledged; bounded, however long its stream stands still.
+    pub fn backlog_bytes(&self, peer: Incarnation) -> usize {
+        let Some(peer) = self.peers.get(&peer) else { return 0 };
+        let walk = peer.snapshot.as_ref().map_or(0, |walk| walk.buckets.capacity());
+        let session = peer.session.and_then(|id| self.sessions.get(&id));
+        let in_flight: usize = session.map_or(0, |session| {
+            let frames = session.in_flight.capacity() * size_of::<(u64, Sent)>();
+            let sent = session.in_flight.iter().map(|(_, sent)| sent.capacity());
+            frames + sent.sum::<usize>() * size_of::<Told>()
+        });
+        peer.pending.bytes() + walk * size_of::<BucketId>() + in_flight
     }
 
     /// One bucket, if it exists. One that does not is full.

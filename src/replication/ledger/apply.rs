@@ -203,6 +203,11 @@ impl Ledger {
         quota: &Quota,
         now: Timestamp,
     ) -> Option<i64> {
+        // What a peer that never had a flush of ours knows of us is not known: it
+        // may have a snapshot, which has no number.
+        if entry.ack == 0 && self.last.number != 0 {
+            return None;
+        }
         let peer = &self.peers[index];
         // The newest of our flushes that the peer had when it spoke.
         let acked: &Flush =

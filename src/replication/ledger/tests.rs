@@ -191,11 +191,42 @@ fn a_snapshot_of_a_peer_that_has_not_heard_of_a_third_adds_what_that_spent() {
     assert_eq!(bucket.level(), 50);
 }
 
+#[test]
+fn a_peer_that_never_heard_a_flush_of_ours_is_not_averaged_with() {
+    // It has our 30 from a snapshot, and its level says so.
+    let bucket = Bucket::new(30);
+    let compares = |entry: &Entry, now: Timestamp| {
+        let terms = Terms {
+            origin: ORIGIN,
+            replicas: 2,
+            round_trip: 0,
+            stale: false,
+            same_quota: true,
+            larger_quota: false,
+        };
+        bucket.with(|slot, quota| apply(slot, entry, terms, quota, now));
+    };
+    bucket.with(|slot, quota| {
+        let (spent, level) = (slot.spent, slot.bucket.level());
+        let ledger = slot.companion.as_deref_mut().unwrap();
+        ledger.flush(spent, 0, level, quota, NOW);
+    });
+    let level = |spent: i64| (70 - spent) * TOKEN as i64;
+    compares(&Entry { level: level(5), ..entry(5, 5, 1, 1) }, NOW);
+    let later = NOW.plus_nanos(500_000_000);
+    compares(&Entry { level: level(10), ..entry(10, 5, 2, 1) }, later);
+    assert_eq!(bucket.level(), 60);
+    // Once it has heard one, levels are compared: it is five lower, and we move.
+    let later = later.plus_nanos(500_000_000);
+    compares(&Entry { level: level(15), ack: 1, ..entry(10, 5, 3, 1) }, later);
+    assert!(bucket.level() < 60);
+}
+
 proptest! {
     /// I1: whatever is lost, repeated or reordered, once the latest entry is
     /// there exactly the total is subtracted.
     #[test]
-    fn entries_apply_exactly_once(
+    fn i1_entries_apply_exactly_once(
         amounts in prop::collection::vec(0u64..4, 1..12),
         order in prop::collection::vec(any::<prop::sample::Index>(), 0..40),
     ) {
@@ -227,4 +258,115 @@ proptest! {
         // Never less than either side knew.
         prop_assert!(once.level() <= 100 - own.max(deficit));
     }
+
+    /// I2: between hits of the cap and without averaging, the level is what it
+    /// was, plus the refill, less what anyone is known to have spent, less what is
+    /// reckoned or reserved for peers.
+    #[test]
+    fn i2_the_level_is_refill_less_spending_less_what_is_outstanding(
+        rate in prop_oneof![Just(5u64), Just(100), Just(10_000)],
+        steps in prop::collection::vec(happening(), 1..60),
+    ) {
+        let burst = 1_000_000;
+        let start = 500_000;
+        let quota = Quota::try_new(format!("{rate}/s").parse().unwrap(), burst).unwrap();
+        let bucket = Bucket { store: Store::new(1), quota };
+        bucket.with(|slot, _| {
+            slot.bucket = TokenBucket::with_level(&quota, Tokens::from_whole(start).unwrap(), NOW);
+            slot.companion = Some(Box::new(Ledger::new(1, 0, 0, 0, NOW)));
+        });
+        let mut members = Members { version: 1, ..Members::default() };
+        let (mut now, mut own) = (NOW, 0);
+        let mut peers = [(0u64, 0u32); 2];
+        for origin in [ORIGIN, OTHER] {
+            members.standings.insert(origin, Standing::Heard(NOW));
+        }
+        for step in steps {
+            match step {
+                Happening::Wait(millis) => now = now.plus_nanos(millis * 1_000_000),
+                Happening::Silent(peer) => {
+                    let origin = [ORIGIN, OTHER][peer];
+                    let silent = Standing::Silent { since: now, hold: 30_000_000_000 };
+                    members.standings.insert(origin, silent);
+                    members.version += 1;
+                }
+                Happening::Spend(_) | Happening::Entry(..) => {}
+            }
+            let published = std::sync::Arc::new(members.clone());
+            let climate =
+                Climate {
+                    horizon: 7e6,
+                    limit: LimitIndex(0),
+                    version: members.version,
+                    members: &|| published.clone(),
+                };
+            let (level, outstanding) = bucket.with(|slot, quota| {
+                let Slot { bucket, companion, .. } = &mut *slot;
+                companion.as_deref_mut().unwrap().advance(bucket, quota, &climate, now);
+                match step {
+                    Happening::Spend(count) => {
+                        slot.bucket.shift(quota, Tokens::from_micros(-signed(count * TOKEN)));
+                        slot.spent += count * TOKEN;
+                        own += count;
+                        let (net, level) = (slot.net(), slot.bucket.level());
+                        let cost = Tokens::from_whole(count).unwrap();
+                        let ledger = slot.companion.as_deref_mut().unwrap();
+                        ledger.happened(Event::Spent(cost), net, level, quota, 3, now);
+                    }
+                    Happening::Entry(peer, count, demand) => {
+                        let (spent, flush) = &mut peers[peer];
+                        *spent += count;
+                        *flush += 1;
+                        let told = Entry {
+                            demand: demand as f64 / 1000.0,
+                            ..entry(*spent, count, *flush, 1)
+                        };
+                        let origin = [ORIGIN, OTHER][peer];
+                        // A heard peer settles by a fresh entry; of another quota,
+                        // so that levels are not compared.
+                        let heard = matches!(members.standings[&origin], Standing::Heard(_));
+                        let terms = Terms {
+                            origin,
+                            replicas: 3,
+                            round_trip: 2_000_000,
+                            stale: !heard,
+                            same_quota: false,
+                            larger_quota: false,
+                        };
+                        apply(slot, &told, terms, quota, now);
+                    }
+                    Happening::Wait(_) | Happening::Silent(_) => {}
+                }
+                let ledger = slot.companion.as_deref().unwrap();
+                (slot.bucket.level().micros(), ledger.outstanding())
+            });
+            let refill = rate as f64 * now.nanos_since(NOW) as f64 / 1000.0;
+            let spent = own + peers[0].0 + peers[1].0;
+            let expected =
+                (start * TOKEN) as f64 + refill - (spent * TOKEN) as f64 - outstanding;
+            // A few micro-tokens of rounding for each step.
+            let off = (level as f64 - expected).abs();
+            prop_assert!(off <= 200.0, "{level} is off by {off} micro-tokens");
+        }
+    }
+}
+
+/// What may happen to a bucket of two peers.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    Wait(u64),
+    Spend(u64),
+    /// A peer spent so many tokens, and asks for so many in a second.
+    Entry(usize, u64, u32),
+    /// A peer falls silent.
+    Silent(usize),
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        4 => (1..2000u64).prop_map(Happening::Wait),
+        3 => (1..40u64).prop_map(Happening::Spend),
+        4 => (0..2usize, 0..40u64, 0..300u32).prop_map(|(p, n, d)| Happening::Entry(p, n, d)),
+        1 => (0..2usize).prop_map(Happening::Silent),
+    ]
 }
