@@ -157,6 +157,19 @@ impl Files {
             "a preStop hook of the sidecar would run before the application has ended".to_owned(),
         );
 
+        // As measured: a connection costs some 16 KiB beside the head that is being
+        // read, a bucket that two peers use too some 950 bytes (docs/performance.md).
+        let max = &config.proxy.max;
+        let connections = max.connections as u64 * (max.header_bytes as u64 + (16 << 10));
+        let buckets = config.limiter.max_buckets as u64 * 950;
+        let needed = (connections + buckets + (32 << 20)) >> 20;
+        let limit = string(&sidecar["resources"]["limits"]["memory"]);
+        let mebibytes = limit.strip_suffix("Mi").and_then(|count| count.parse::<u64>().ok());
+        expect(
+            mebibytes.is_some_and(|limit| needed <= limit),
+            format!("the memory limit is {limit}, clients can make it need {needed}Mi"),
+        );
+
         // Arguments, and the file that they name.
         let arguments: Vec<&str> = list(&sidecar["args"]).map(string).collect();
         let docker = self.exec_form("CMD");
@@ -291,6 +304,8 @@ fn what_does_not_fit_is_noticed() {
         ("deployment.yaml", "--log-format, json", "--log-format, xml", "log-format"),
         ("deployment.yaml", "args: [run, -c,", "args: [serve, -c,", "serve"),
         ("deployment.yaml", "/etc/tidegate/tidegate.yaml", "/etc/t.yaml", "another file"),
+        ("deployment.yaml", "memory: 512Mi", "memory: 256Mi", "memory limit"),
+        ("tidegate.yaml", "max_buckets: 200000", "max_buckets: 1000000", "memory limit"),
         ("kustomization.yaml", "- tidegate.yaml", "- limits.yaml", "another file"),
         ("networkpolicy.yaml", "port: 9403", "port: 9402", "network policy"),
         ("service.yaml", "targetPort: 8080", "targetPort: 3000", "service.yaml"),

@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -49,6 +49,7 @@ pub(super) struct RequestBody {
 pub(super) struct Upload {
     fault: AtomicU8,
     frames: AtomicU64,
+    awaited: AtomicBool,
 }
 
 /// What the client did wrong while it sent a body.
@@ -140,7 +141,11 @@ impl HttpBody for RequestBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UploadFault>>> {
         let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
-        match Pin::new(incoming).poll_frame(cx) {
+        let polled = Pin::new(incoming).poll_frame(cx);
+        if let Some(upload) = &self.upload {
+            upload.awaited.store(polled.is_pending(), Ordering::Relaxed);
+        }
+        match polled {
             Poll::Ready(Some(Ok(frame))) => {
                 self.stall = None;
                 if let Some(upload) = &self.upload {
@@ -184,6 +189,9 @@ impl HttpBody for RequestBody {
 
 impl Drop for RequestBody {
     fn drop(&mut self) {
+        if let Some(upload) = &self.upload {
+            upload.awaited.store(false, Ordering::Relaxed);
+        }
         let Some(incoming) = self.incoming.take().filter(|body| !body.is_end_stream()) else {
             return;
         };
@@ -228,6 +236,11 @@ impl Upload {
             3 => Some(UploadFault::Stalled),
             _ => None,
         }
+    }
+
+    /// Whether it is the client who is waited for, which has a bound of its own.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited.load(Ordering::Relaxed)
     }
 
     /// How many pieces have come.

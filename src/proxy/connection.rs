@@ -29,6 +29,10 @@ const LINGER_BYTES: usize = 8 * 1024 * 1024;
 /// How long a connection may linger after its last answer.
 const LINGER_TIME: Duration = Duration::from_secs(5);
 
+/// How long a new connection may take to send its first request when the process
+/// is about to go: who connected in the last moment has something to say.
+const FIRST_REQUEST: Duration = Duration::from_millis(250);
+
 /// What a connection is doing. Written and read by the one thread that serves
 /// it; atomic only because an upgraded connection must be `Send`.
 #[derive(Debug)]
@@ -108,6 +112,15 @@ impl Activity {
     /// Whether a body was left unread.
     pub(super) fn has_unread_body(&self) -> bool {
         self.unread_body.load(Ordering::Relaxed)
+    }
+
+    /// For how long a first request may still be on its way.
+    pub(super) fn grace(&self) -> Duration {
+        if self.phase.load(Ordering::Relaxed) != FRESH {
+            return Duration::ZERO;
+        }
+        let since = Timestamp::from_nanos(self.since.load(Ordering::Relaxed));
+        since.plus(FIRST_REQUEST).since(self.clock.now())
     }
 
     /// The socket, if HTTP is done with it.

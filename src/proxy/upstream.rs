@@ -220,7 +220,9 @@ impl Upstream {
             match tokio::time::timeout(self.timeouts.response, sending.as_mut()).await {
                 Ok(result) => break result,
                 // The upstream need not answer what is still being said.
-                Err(_) if upload.map(Upload::frames) != frames => {}
+                Err(_)
+                    if upload.is_some_and(Upload::is_awaited)
+                        || upload.map(Upload::frames) != frames => {}
                 Err(_) => return Err(Failure::Sent(Problem::ResponseTimeout)),
             }
         };

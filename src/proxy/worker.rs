@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use http::HeaderValue;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
+use tokio::time::sleep;
 use tower::Layer;
 
 use super::config::{self, Config};
@@ -41,6 +41,9 @@ use crate::time::Clock;
 /// Connections beyond the maximum that are told so at the same time; more are
 /// closed without a word.
 const MAX_DISMISSED: usize = 64;
+/// Connections a thread takes on when it closes its socket, so that a flood of
+/// them does not keep it from serving.
+const MAX_LAST: usize = 4096;
 /// The pause after a first failure to accept; it doubles with every other.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -288,16 +291,27 @@ impl<C: Companion> Running<C> {
                     self.metrics.accept_errors.inc();
                     tracing::warn!(%error, "a connection cannot be accepted");
                     tokio::select! {
-                        () = tokio::time::sleep(pause) => {}
+                        () = sleep(pause) => {}
                         () = &mut closing => break,
                     }
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
         }
-        // Whom the kernel has let in already would be cut off by closing now.
-        while let Some(Ok((io, peer))) = listener.accept().now_or_never() {
-            self.accept(io, peer);
+        // Whom the kernel has let in already would be cut off by closing now. It is
+        // asked itself: the runtime may not have heard of them yet.
+        let Ok(listener) = listener.into_std() else { return };
+        for _ in 0..MAX_LAST {
+            match listener.accept() {
+                Ok((io, peer)) => {
+                    let io = io.set_nonblocking(true).and_then(|()| TcpStream::from_std(io));
+                    if let Ok(io) = io {
+                        self.accept(io, peer);
+                    }
+                }
+                Err(error) if is_of_connection(&error) => {}
+                Err(_) => return,
+            }
         }
     }
 
@@ -384,6 +398,7 @@ impl<C: Companion> Running<C> {
                 let mut closing = pin!(leaving.closing());
                 let (mut listening, mut told) = (false, false);
                 let mut watchdog = Watchdog::default();
+                let mut grace = None;
                 std::future::poll_fn(|cx| {
                     // Polled once, so that this task is woken; after that a look
                     // at the stage is cheaper.
@@ -391,12 +406,23 @@ impl<C: Companion> Running<C> {
                         listening = true;
                         let _ = closing.as_mut().poll(cx);
                     }
-                    if !told && leaving.stage() >= Stage::Closing {
+                    loop {
+                        if let Poll::Ready(result) = connection.as_mut().poll(cx) {
+                            return Poll::Ready(result.is_err_and(|error| is_unreadable(&*error)));
+                        }
+                        if told || leaving.stage() < Stage::Closing {
+                            break;
+                        }
+                        // A connection that has said nothing yet would be cut off.
+                        let wait = activity.grace();
+                        if !wait.is_zero() {
+                            let grace = grace.get_or_insert_with(|| Box::pin(sleep(wait)));
+                            if grace.as_mut().poll(cx).is_pending() {
+                                break;
+                            }
+                        }
                         told = true;
                         connection.as_mut().graceful_shutdown();
-                    }
-                    if let Poll::Ready(result) = connection.as_mut().poll(cx) {
-                        return Poll::Ready(result.is_err_and(|error| is_unreadable(&*error)));
                     }
                     watchdog.poll_expired(&activity, &timeouts, cx).map(|()| false)
                 })

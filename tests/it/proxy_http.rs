@@ -339,6 +339,20 @@ fn an_upload_that_goes_wrong_is_the_clients_fault() {
 }
 
 #[test]
+fn a_stalled_upload_is_not_the_upstreams_fault_however_short_its_time() {
+    let upstream = Upstream::start();
+    let proxy = Setup::before(&upstream)
+        .with(|config| {
+            config.timeouts.response = Duration::from_millis(50);
+            config.timeouts.idle = Duration::from_millis(400);
+        })
+        .start();
+    let mut connection = proxy.connect();
+    connection.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhello");
+    assert_eq!(connection.answer().status, 408);
+}
+
+#[test]
 fn uploads_pass_with_and_without_a_length_whatever_the_method() {
     let upstream = Upstream::start();
     let proxy = Setup::before(&upstream).start();

@@ -54,6 +54,23 @@ fn lc_g2_a_leaving_proxy_says_so_and_then_closes() {
 }
 
 #[test]
+fn lc_g2_who_connected_in_the_last_moment_is_answered() {
+    let upstream = Upstream::start();
+    for round in 0..20 {
+        let proxy = Setup::before(&upstream).workers(2).start();
+        let mut connections: Vec<Connection> = (0..10).map(|_| proxy.connect()).collect();
+        proxy.drain(Stage::Closing);
+        for connection in &mut connections {
+            assert!(connection.try_send(request("GET", "/", &[], "")), "round {round}");
+        }
+        for connection in &mut connections {
+            assert_eq!(connection.answer().status, 200, "round {round}");
+        }
+        finishes_within(&proxy, Duration::from_secs(1));
+    }
+}
+
+#[test]
 fn lc_g3_idle_connections_close_at_once_and_slow_ones_do_not_hold_the_end_up() {
     let upstream = Upstream::start();
     let proxy = Setup::before(&upstream).start();
