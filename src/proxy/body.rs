@@ -40,7 +40,8 @@ pub(super) struct RequestBody {
     /// The client waits to be asked for the body.
     waits: bool,
     left: u64,
-    patience: Duration,
+    /// `None`: the client may be silent for as long as it likes.
+    patience: Option<Duration>,
     stall: Option<Pin<Box<Sleep>>>,
 }
 
@@ -84,7 +85,7 @@ impl RequestBody {
         version: Version,
         exchange: &Exchange,
         max: Option<u64>,
-        patience: Duration,
+        patience: Option<Duration>,
     ) -> Self {
         let incoming = (!incoming.is_end_stream()).then_some(incoming);
         Self {
@@ -108,7 +109,7 @@ impl RequestBody {
             http1: true,
             waits: false,
             left: 0,
-            patience: Duration::ZERO,
+            patience: None,
             stall: None,
         }
     }
@@ -167,7 +168,7 @@ impl HttpBody for RequestBody {
                 Poll::Ready(None)
             }
             Poll::Pending => {
-                let patience = self.patience;
+                let Some(patience) = self.patience else { return Poll::Pending };
                 let stall =
                     self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
                 if stall.as_mut().poll(cx).is_ready() {

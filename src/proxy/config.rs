@@ -143,13 +143,15 @@ pub struct Timeouts {
     /// For a client to send a whole request head. Default: 10s.
     #[serde(with = "DurationText")]
     pub header: Duration,
-    /// For a connection without requests. Default: 75s.
+    /// For a connection without requests, and for a pause within a request's body,
+    /// except that of a gRPC call. Default: 75s.
     #[serde(with = "DurationText")]
     pub idle: Duration,
     /// For connecting to the upstream. Default: 2s.
     #[serde(with = "DurationText")]
     pub connect: Duration,
-    /// For the head of the upstream's answer. Default: 60s.
+    /// For the head of the upstream's answer, not counted while a body is awaited
+    /// from the client. Default: 60s.
     #[serde(with = "DurationText")]
     pub response: Duration,
 }

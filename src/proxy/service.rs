@@ -22,7 +22,7 @@ use super::connection::{Activity, Exchange};
 use super::cors::Grant;
 use super::live::SharedLive;
 use super::metrics::{Metrics, Outcome};
-use super::request::admit;
+use super::request::{admit, needs_http2};
 use super::response::{Asker, Synthetic};
 use super::worker::Leaving;
 use crate::runtime::Stage;
@@ -67,7 +67,9 @@ where
             version,
             &exchange,
             settings.max.body,
-            settings.patience,
+            // In a gRPC call either side may be silent while the other streams; its
+            // deadline is the client's own.
+            (!needs_http2(&parts)).then_some(settings.patience),
         );
         let grant = settings.live.load().cors.grant(&parts.headers);
         let line = settings.access_log.as_ref().map(|clock| Line::begin(&mut parts, clock));

@@ -243,6 +243,25 @@ async fn http2_clients_reach_an_http1_upstream() {
 }
 
 #[tokio::test]
+async fn a_call_goes_on_though_the_client_is_silent_for_long() {
+    let calls = Calls::default();
+    let silence = Duration::from_millis(400);
+    let proxy =
+        before(calls.start().await).with(|config| config.timeouts.idle = silence / 4).start();
+    let mut client = connect(&proxy).await;
+    let request = call("/echo").body(()).unwrap();
+    let (response, mut stream) = client.send_request(request, false).unwrap();
+    stream.send_data(Bytes::from_static(b"one"), false).unwrap();
+    let mut body = response.await.unwrap().into_body();
+    assert_eq!(body.data().await.unwrap().unwrap(), "one");
+    tokio::time::sleep(silence).await;
+    stream.send_data(Bytes::from_static(b"two"), true).unwrap();
+    assert_eq!(body.data().await.unwrap().unwrap(), "two");
+    assert!(body.data().await.is_none());
+    assert_eq!(body.trailers().await.unwrap().unwrap()["grpc-status"], "0");
+}
+
+#[tokio::test]
 async fn the_bounds_of_a_head_hold_for_http2_too() {
     let upstream = Upstream::start();
     let proxy = Setup::before(&upstream).with(|config| config.max.headers = 20).start();
