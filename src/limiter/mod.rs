@@ -459,13 +459,9 @@ impl<C: Companion> Limiter<C> {
         now: Timestamp,
         f: impl FnOnce(&mut Slot<C::State>, &Quota) -> R,
     ) -> R {
-        let make = || {
-            // More than one may have to go: threads that take the last place at
-            // the same moment all get one.
-            while self.store.is_at_capacity() && self.evict(now) {}
-            self.floors.start(index, limit, limit.quota(id), now)
-        };
-        self.store.with_revision(id, index, limit.revision(), key, make, |slot| {
+        let make = || self.floors.start(index, limit, limit.quota(id), now);
+        let make_room = || self.evict(now);
+        self.store.with_revision(id, index, limit.revision(), key, make, make_room, |slot| {
             // Either the caller's limits or the slot may be the older ones.
             let current = if slot.revision == limit.revision() {
                 None

@@ -140,9 +140,10 @@ impl<S> Store<S> {
         self.map.get_mut(&id).map(|mut slot| f(slot.value_mut()))
     }
 
-    /// Whether a new bucket has to take the place of another.
-    pub fn is_at_capacity(&self) -> bool {
-        self.len() >= self.max
+    /// Takes a place for a new bucket, if there is one.
+    fn reserve(&self) -> bool {
+        let more = |count: usize| (count < self.max).then_some(count + 1);
+        self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
     /// Runs `f` on a bucket, which `make` makes first if it does not exist.
@@ -155,10 +156,12 @@ impl<S> Store<S> {
         make: impl FnOnce() -> TokenBucket,
         f: impl FnOnce(&mut Slot<S>) -> R,
     ) -> R {
-        self.with_revision(id, limit, 0, key, make, f)
+        self.with_revision(id, limit, 0, key, make, || false, f)
     }
 
-    /// As [`with`](Self::with), for a limit of this revision.
+    /// As [`with`](Self::with), for a limit of this revision. `make_room` drops
+    /// another bucket, and says whether it did.
+    #[allow(clippy::too_many_arguments, reason = "one step, that must not be taken in parts")]
     pub(super) fn with_revision<R>(
         &self,
         id: BucketId,
@@ -166,6 +169,7 @@ impl<S> Store<S> {
         revision: u32,
         key: Option<&[u8]>,
         make: impl FnOnce() -> TokenBucket,
+        make_room: impl Fn() -> bool,
         f: impl FnOnce(&mut Slot<S>) -> R,
     ) -> R {
         // A hit takes this path: no entry is built and nothing allocated.
@@ -176,12 +180,22 @@ impl<S> Store<S> {
             }
             return f(slot);
         }
-        // Before the shard is locked, since it may look at other buckets.
+        // A place first, so that the bound holds whoever else wants the last one;
+        // and before the shard is locked, since room is made in other shards.
+        while !self.reserve() {
+            if !make_room() {
+                // None may go: every bucket is held by a request at this moment.
+                self.count.fetch_add(1, Ordering::Relaxed);
+                break;
+            }
+        }
         let bucket = make();
         match self.map.entry(id) {
-            Entry::Occupied(mut slot) => f(slot.get_mut()),
+            Entry::Occupied(mut slot) => {
+                self.count.fetch_sub(1, Ordering::Relaxed);
+                f(slot.get_mut())
+            }
             Entry::Vacant(vacant) => {
-                self.count.fetch_add(1, Ordering::Relaxed);
                 self.hand.push(id);
                 let slot = Slot::new(limit, revision, bucket, key, self.new_life());
                 f(vacant.insert(slot).value_mut())

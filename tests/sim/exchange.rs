@@ -426,3 +426,16 @@ fn rp_g11_debt_after_a_partition_is_bounded() {
         cluster.nodes.iter().flat_map(|node| node.engine.stats().forgiven.values()).sum();
     assert!(forgiven > 0, "denied for {} ms", longest * 100);
 }
+
+#[test]
+fn a_bucket_that_was_only_reset_or_opened_leaves_again() {
+    let mut cluster = cluster(21, 2, "10/s", 10);
+    assert_eq!(cluster.reset_key(0, "k"), Some(0));
+    assert!(cluster.pause_key(1, "other", 0));
+    cluster.run_for(15 * SECOND);
+    for node in 0..2 {
+        let now = cluster.local(node);
+        cluster.nodes[node].limiter.expire(std::time::Duration::from_secs(3), now);
+        assert_eq!(cluster.nodes[node].limiter.store().len(), 0, "node {node}");
+    }
+}

@@ -32,6 +32,8 @@ struct Run {
     policy: Partition,
     /// No requests before this (milliseconds).
     silent_until: u64,
+    /// A split ends the connections, and does not only hold them up.
+    cuts: bool,
 }
 
 impl Run {
@@ -48,6 +50,7 @@ impl Run {
             faults: Vec::new(),
             policy: Partition::default(),
             silent_until: 0,
+            cuts: false,
         }
     }
 
@@ -73,7 +76,12 @@ impl Run {
             while let Some((when, fault)) = faults.next_if(|(when, _)| when * 1_000_000 <= at) {
                 cluster.run_until(cluster.now.max(started + when * 1_000_000));
                 match fault {
-                    Fault::Split(parts) => cluster.partition(parts),
+                    Fault::Split(parts) => {
+                        cluster.partition(parts);
+                        if self.cuts {
+                            cluster.cut_connections();
+                        }
+                    }
                     Fault::Heal => cluster.partition(&vec![0; cluster.nodes.len()]),
                 }
             }
@@ -166,4 +174,26 @@ fn what_a_strict_limit_costs_and_an_open_one_gives() {
     assert!((0.9..=1.05).contains(&frozen), "{frozen}");
     assert!((1.2..=2.05).contains(&open), "{open}");
     assert!((0.95..=1.05).contains(&after_strict) && (0.95..=1.05).contains(&after_frozen));
+}
+
+#[test]
+fn a_share_that_was_released_is_not_given_out_again_at_once() {
+    // Silent for longer than the share is held and released, and then given up.
+    let mut run = Run::new(2, 100, 3.0, 80);
+    run.cuts = true;
+    run.faults = vec![(10_000, Fault::Split(vec![0, 1]))];
+    let (tally, cluster) = run.play_out();
+    let worst = (12..80)
+        .map(|second| tally.admitted_between(second * SECOND, (second + 1) * SECOND))
+        .max()
+        .unwrap();
+    // By then each half gives out the whole rate, and no burst beside it.
+    assert!(worst <= 220, "{worst} in one second");
+    assert!(part_of_rate(&run, &tally, 70, 80) >= 1.9);
+    // The bound does not forget whom the replica has given up.
+    let admitted = tally.admitted_between(0, 80 * SECOND) as f64;
+    let legal = (run.burst + run.per_second * 80) as f64;
+    let bound = cluster.nodes[0].engine.overshoot_bound(LimitIndex(0), cluster.local(0)).unwrap();
+    assert!(admitted <= legal + bound, "{admitted} of {legal}, and {bound}");
+    assert!(cluster.nodes[0].limiter.companion().replicas() == 1);
 }

@@ -248,6 +248,9 @@ pub struct Engine {
     watched: BinaryHeap<Reverse<(Timestamp, BucketId)>>,
     started_at: Timestamp,
     listed_at: Option<Timestamp>,
+    /// Peers that were given up without a sign of their end: where they lived, and
+    /// since when they are silent. They may go on spending behind a split.
+    given_up: BTreeMap<Incarnation, (String, Timestamp)>,
     snapshots_done: u64,
     joined: bool,
     leaving: Option<String>,
@@ -281,6 +284,7 @@ impl Engine {
             watched: BinaryHeap::new(),
             started_at: now,
             listed_at: None,
+            given_up: BTreeMap::new(),
             snapshots_done: 0,
             joined,
             leaving: None,
@@ -374,6 +378,7 @@ impl Engine {
             Side::Dialled(address) => address.to_string(),
             Side::Accepted => hello.address.clone(),
         };
+        self.given_up.remove(&theirs);
         // Whoever was lost there before has been restarted.
         self.bury_lost_at(&address, Some(theirs), now);
         let catalog = Catalog::new(&hello.limits, &self.limits);
@@ -512,6 +517,8 @@ impl Engine {
     pub fn listed(&mut self, addresses: &BTreeSet<SocketAddr>, now: Timestamp) {
         self.contacts.list(addresses);
         self.listed_at = Some(now);
+        let contacts = &self.contacts;
+        self.given_up.retain(|_, (address, _)| contacts.is_listed(address));
         let gone: Vec<Incarnation> = self
             .peers
             .iter()
@@ -554,6 +561,7 @@ impl Engine {
         if address.is_empty() {
             return;
         }
+        self.given_up.retain(|_, (lived, _)| lived.as_str() != address);
         let gone: Vec<Incarnation> = self
             .peers
             .iter()
@@ -734,6 +742,13 @@ impl Engine {
         watch
     }
 
+    /// Hands a bucket to all streams whatever its marks, and looks at it again.
+    fn flush_and_watch(&mut self, bucket: BucketId, now: Timestamp) {
+        if self.flush(bucket, |_| true, now) {
+            self.watched.push(Reverse((now.plus(TICK), bucket)));
+        }
+    }
+
     fn hand_out(&mut self, bucket: BucketId, base: Base) {
         self.stats.flushes += 1;
         for peer in self.peers.values_mut() {
@@ -791,7 +806,9 @@ impl Engine {
             if peer.state == PeerState::Live {
                 round_trip = round_trip.max(peer.round_trip);
             }
-            if peer.lost_at.is_some_and(|lost| now.since(lost) >= patience_for_lost) {
+            // Not before its share is released to the last.
+            let released = peer.silent_since.is_some_and(|s| now.since(s) >= patience_for_lost);
+            if peer.lost_at.is_some() && released {
                 gone.push(*incarnation);
             }
         }
@@ -800,6 +817,10 @@ impl Engine {
             self.publish_members();
         }
         for incarnation in gone {
+            if let Some(peer) = self.peers.get(&incarnation) {
+                let silent = peer.silent_since.unwrap_or(now);
+                self.given_up.insert(incarnation, (peer.address.clone(), silent));
+            }
             self.bury(incarnation, now);
         }
     }

@@ -63,7 +63,7 @@ impl Engine {
                 ledger.set_pause(Pause::new(generation, millis, true, now));
             }
         });
-        self.flush(bucket, |_| true, now);
+        self.flush_and_watch(bucket, now);
         true
     }
 
@@ -86,7 +86,7 @@ impl Engine {
             empty(slot, bucket, life, companion, quota, now);
         });
         // Peers must hear of it although nothing was spent.
-        self.flush(bucket, |_| true, now);
+        self.flush_and_watch(bucket, now);
         Some(usize::from(existed))
     }
 

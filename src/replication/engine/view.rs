@@ -99,7 +99,8 @@ impl Engine {
     /// news arrives it is (N - 1) (b + r h): every replica may give out what it
     /// sees once more than the others know. Each replica that is silent for t adds
     /// r t, for the buckets that nobody used before and all do now; if the limit is
-    /// strict, only for the time until silence is noticed. What is beyond the debt
+    /// strict, only for the time until silence is noticed. One that was given up after
+    /// its share was released, and is still listed, counts as long as that. What is beyond the debt
     /// cap is never made good and counted as forgiven.
     pub fn overshoot_bound(&self, limit: LimitIndex, now: Timestamp) -> Option<f64> {
         let limit = self.limits.get(limit)?;
@@ -116,7 +117,13 @@ impl Engine {
                 Partition::Frozen | Partition::Open => now.since(peer.heard_at).as_secs_f64(),
             })
             .sum();
-        Some(news + rate * silence)
+        // Given up, they may spend a burst and the rate, whatever the policy.
+        let given_up: f64 = self
+            .given_up
+            .values()
+            .map(|(_, since)| burst + rate * now.since(*since).as_secs_f64())
+            .sum();
+        Some(news + rate * silence + given_up)
     }
 
     /// Where this replica believes it can be dialled; may be empty.

@@ -394,9 +394,12 @@ impl Ledger {
         let mut others = self.others;
         self.peers.retain(|peer| {
             match (members.standings.get(&peer.origin), peer.reserve.is_some()) {
-                // Gone: what was taken for it beyond what it spent comes back.
+                // Gone: what was taken for it beyond what it spent comes back, unless
+                // it was silent for so long that its share was released: then it may
+                // live and spend behind a split.
                 (None, _) => {
-                    given_back += peer.outstanding(integral);
+                    let kept = peer.reserve.map_or(1.0, |reserve| reserve.standing.kept(now));
+                    given_back += peer.outstanding(integral) * kept;
                     if peer.reserve.is_none() {
                         others -= peer.demand;
                     }
