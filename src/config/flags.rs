@@ -27,6 +27,8 @@ pub fn from_flags(upstream: &str, limits: &[String]) -> Result<Config, LoadError
             problems.push(problem("--upstream".to_owned(), e.to_string()));
         })
         .ok();
+    let faults = proxy.as_ref().map(proxy::Config::faults).unwrap_or_default();
+    problems.extend(faults.into_iter().map(|f| problem("--upstream".to_owned(), f.message)));
     let mut configs: Vec<LimitConfig> = Vec::new();
     let mut compiled = Vec::new();
     for text in limits {

@@ -207,6 +207,20 @@ fn a_fault_that_follows_from_another_is_not_reported() {
         &["limits[0].overrides[0].rate"],
     );
     one_fault(&faults("proxy: { upstream: ftp://a }"), &["1:20: proxy.upstream"]);
+    one_fault(
+        &faults("proxy: { listen: x, upstream: \"http://127.0.0.1:8080\" }"),
+        &["proxy.listen"],
+    );
+}
+
+#[test]
+fn an_upstream_that_is_the_proxy_itself_is_refused() {
+    one_fault(
+        &faults("proxy: { upstream: \"http://127.0.0.1:8080\" }"),
+        &["1:20: proxy.upstream", "own address, [::]:8080"],
+    );
+    let error = from_flags("http://localhost:8080", &[]).unwrap_err().to_string();
+    assert!(error.contains("--upstream") && error.contains("own address"), "{error}");
 }
 
 #[test]

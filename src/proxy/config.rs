@@ -93,6 +93,13 @@ impl Config {
             let message = "needs `trusted_proxies`: only of those is the protocol read";
             faults.push(Fault::new(["proxy_protocol".into()], message).given(&["trusted_proxies"]));
         }
+        if self.upstream.is_served_at(self.listen.addr()) {
+            let message = format!(
+                "`{}` is the proxy's own address, {}: each request would go round in a circle",
+                self.upstream, self.listen
+            );
+            faults.push(Fault::new(["upstream".into()], message).given(&["listen"]));
+        }
         faults
     }
 
@@ -270,6 +277,30 @@ impl FromStr for Upstream {
     }
 }
 
+impl Upstream {
+    /// Whether a listener on `listen` certainly answers at this address. Names
+    /// other than `localhost` are not looked up.
+    fn is_served_at(&self, listen: SocketAddr) -> bool {
+        let Self::Http { authority } = self else { return false };
+        let at = match authority.strip_prefix("localhost:") {
+            Some(port) if listen.is_ipv4() => format!("127.0.0.1:{port}"),
+            Some(port) => format!("[::1]:{port}"),
+            None => authority.clone(),
+        };
+        let Ok(at) = at.parse::<SocketAddr>() else { return false };
+        if at.port() != listen.port() {
+            return false;
+        }
+        let here = at.ip().is_loopback() || at.ip().is_unspecified();
+        let both = at.is_ipv4() == listen.is_ipv4() || listen.is_ipv6();
+        at.ip() == listen.ip()
+            || (listen.ip().is_unspecified() && here && both)
+            || (at.ip().is_unspecified()
+                && listen.ip().is_loopback()
+                && at.is_ipv4() == listen.is_ipv4())
+    }
+}
+
 fn host_is_valid(host: &str) -> bool {
     match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
         Some(address) => address.parse::<Ipv6Addr>().is_ok(),
@@ -338,6 +369,35 @@ mod tests {
             ("unix:///run/app.sock", "unix:/run/app.sock"),
         ] {
             assert_eq!(text.parse::<Upstream>().unwrap().to_string(), printed);
+        }
+    }
+
+    #[test]
+    fn an_upstream_at_the_listener_is_seen() {
+        let own = |upstream: &str, listen: &str| {
+            upstream.parse::<Upstream>().unwrap().is_served_at(listen.parse().unwrap())
+        };
+        for (upstream, listen) in [
+            ("http://127.0.0.1:8080", "[::]:8080"),
+            ("http://[::1]:8080", "[::]:8080"),
+            ("http://localhost:8080", "[::]:8080"),
+            ("http://localhost:8080", "0.0.0.0:8080"),
+            ("http://localhost:8080", "127.0.0.1:8080"),
+            ("http://127.0.0.2", "0.0.0.0:80"),
+            ("http://0.0.0.0:8080", "127.0.0.1:8080"),
+            ("http://10.1.2.3:8080", "10.1.2.3:8080"),
+        ] {
+            assert!(own(upstream, listen), "{upstream} {listen}");
+        }
+        for (upstream, listen) in [
+            ("http://127.0.0.1:3000", "[::]:8080"),
+            ("http://[::1]:8080", "0.0.0.0:8080"),
+            ("http://127.0.0.2:8080", "127.0.0.1:8080"),
+            ("http://10.1.2.3:8080", "[::]:8080"),
+            ("http://app:8080", "[::]:8080"),
+            ("unix:/run/app.sock", "[::]:8080"),
+        ] {
+            assert!(!own(upstream, listen), "{upstream} {listen}");
         }
     }
 
