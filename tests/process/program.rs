@@ -27,9 +27,10 @@ pub fn host(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(127, 200 + (pid >> 8) as u8 % 50, pid as u8, number)
 }
 
-/// A port of a host that is free at present.
+/// A free port of a host, below those that an address with port 0 gets, so that
+/// it stays free.
 pub fn free_port(host: Ipv4Addr) -> u16 {
-    TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port()
+    (20_000..30_000).find(|port| TcpListener::bind((host, *port)).is_ok()).unwrap()
 }
 
 fn command() -> Command {

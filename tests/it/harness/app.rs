@@ -85,7 +85,9 @@ impl Network {
             .unwrap();
         let dns = runtime.block_on(DnsServer::start(Script::NoSuchName));
         let ip = Ipv4Addr::new(network[0], network[1], network[2], 11);
-        let port = TcpListener::bind((ip, 0)).unwrap().local_addr().unwrap().port();
+        // Below the ports that an address with port 0 gets: another listener of a
+        // replica would sooner or later be given a port from there.
+        let port = (20_000..30_000).find(|port| TcpListener::bind((ip, *port)).is_ok()).unwrap();
         Self { upstream, dns, runtime, network, port }
     }
 
