@@ -271,6 +271,12 @@ impl Replica {
 
     /// A bucket as the admin gRPC shows it.
     pub fn bucket(&self, limit: &str, key: &[&str]) -> pb::Bucket {
+        self.find_bucket(limit, key)
+            .unwrap_or_else(|| panic!("{} has no bucket of {limit} for {key:?}", self.name))
+    }
+
+    /// The same, or `None` if the replica has not heard of the bucket.
+    fn find_bucket(&self, limit: &str, key: &[&str]) -> Option<pb::Bucket> {
         let text = |part: &&str| pb::KeyValue {
             value: Some(pb::key_value::Value::Text((*part).to_owned())),
         };
@@ -279,10 +285,14 @@ impl Replica {
             limit: limit.to_owned(),
             bucket: Some(pb::get_bucket_request::Bucket::Key(key)),
         };
-        self.runtime.block_on(async {
-            let mut client = AdminClient::new(self.admin().await);
-            client.get_bucket(request).await.unwrap().into_inner().bucket.unwrap()
-        })
+        let answer = self
+            .runtime
+            .block_on(async { AdminClient::new(self.admin().await).get_bucket(request).await });
+        match answer {
+            Ok(answer) => Some(answer.into_inner().bucket.unwrap()),
+            Err(status) if status.code() == tonic::Code::NotFound => None,
+            Err(status) => panic!("{} answered {status:?}", self.name),
+        }
     }
 
     /// Tokens left in a bucket of a limit that refills too slowly to matter.
@@ -362,19 +372,22 @@ pub fn meshed(replicas: &[&Replica]) {
     }
 }
 
-/// Waits until all agree on what is left.
+/// Waits until all agree on what is left. A replica that has not heard of the
+/// bucket yet does not agree.
 pub fn agreed(replicas: &[&Replica], limit: &str, key: &[&str], left: i64) {
     for replica in replicas {
-        let mut seen = i64::MIN;
         let started = Instant::now();
-        while seen != left {
-            let bucket = replica.bucket(limit, key);
-            seen = bucket.level.round() as i64;
+        loop {
+            let bucket = replica.find_bucket(limit, key);
+            let seen = bucket.as_ref().map(|bucket| bucket.level.round() as i64);
+            if seen == Some(left) {
+                break;
+            }
             assert!(
-                seen == left || started.elapsed() < PATIENCE,
-                "{} knows of {seen} tokens left, not of {left}: {:#?}",
+                started.elapsed() < PATIENCE,
+                "{} knows of {seen:?} tokens left, not of {left}: {:#?}",
                 replica.name,
-                bucket.spent
+                bucket.map(|bucket| bucket.spent)
             );
         }
     }
