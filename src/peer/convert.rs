@@ -61,7 +61,7 @@ impl fmt::Display for Fault {
 }
 
 /// A frame for the wire.
-pub(super) fn encode(frame: Frame) -> wire::Frame {
+pub fn encode(frame: Frame) -> wire::Frame {
     let Frame { seq, ack, stamp_ms, echo_ms, held_ms, body } = frame;
     let body = match body {
         Body::Heartbeat => None,

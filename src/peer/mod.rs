@@ -26,6 +26,7 @@ mod replica;
 mod session;
 
 pub use config::Config;
+pub use convert::encode;
 pub use handle::{MeshGone, MeshHandle};
 pub use mesh::{Mesh, Surroundings};
 pub use metrics::Metrics;

@@ -15,12 +15,12 @@ use tidegate::limiter::{
     Attributes, Client, Cost, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Partition, Quota,
     Rule, Source, Tokens,
 };
+use tidegate::peer;
 use tidegate::replication::{
-    Body, Companion, DialFailure, Engine, Entry, Frame, Incarnation, ReplicatedLimiter, Reset,
-    SessionId, Settings, Side,
+    Body, Companion, DialFailure, Engine, Frame, Incarnation, ReplicatedLimiter, Reset, SessionId,
+    Settings, Side,
 };
 use tidegate::time::Timestamp;
-use tidegate::wire::tidegate::peer::v1 as wire;
 
 use crate::rng::Rng;
 
@@ -94,52 +94,19 @@ pub(crate) fn limit_by_header(name: &str, rate: &str, burst: u64, most: u64) -> 
     })
 }
 
-/// Bytes of an entry on the wire, as the product encodes it.
-fn entry_bytes(entry: &Entry) -> usize {
-    let message = wire::Entry {
-        bucket: entry.bucket.to_bytes().to_vec().into(),
-        limit: entry.limit,
-        generation: entry.generation,
-        epoch: entry.epoch,
-        flush: entry.flush,
-        ack: entry.ack,
-        spent: entry.spent,
-        returned: entry.returned,
-        fresh_spent: entry.fresh_spent,
-        fresh_returned: entry.fresh_returned,
-        level: entry.level,
-        demand: (entry.demand * 1000.0) as f32,
-        key: entry.key.clone().unwrap_or_default().into(),
-        ..wire::Entry::default()
-    };
-    let length = message.encoded_len();
-    length + prost::length_delimiter_len(length) + 1
-}
-
-/// Bytes of a frame on the wire, with the 14 bytes that gRPC and HTTP/2 put
-/// before it, without TCP and IP. Only frames of the steady state are measured:
-/// updates and heartbeats.
+/// Bytes of a frame on the wire, as the product encodes it, with the 14 bytes
+/// that gRPC and HTTP/2 put before it, without TCP and IP. Only frames of the
+/// steady state are measured: updates and heartbeats.
 fn frame_bytes(frame: &Frame) -> u64 {
-    let head = wire::Frame {
-        seq: frame.seq,
-        ack: frame.ack,
-        stamp_ms: frame.stamp_ms,
-        echo_ms: frame.echo_ms,
-        held_ms: frame.held_ms,
-        body: None,
-    };
     let body = match &frame.body {
-        Body::Update(update) => {
-            let entries: usize = update.entries.iter().map(entry_bytes).sum();
-            entries + prost::length_delimiter_len(entries) + 1
-        }
+        Body::Update(update) => Body::Update(update.clone()),
         Body::Heartbeat
         | Body::Hello(_)
         | Body::SnapshotRequest
         | Body::Snapshot(_)
-        | Body::Goodbye(_) => 0,
+        | Body::Goodbye(_) => Body::Heartbeat,
     };
-    (14 + head.encoded_len() + body) as u64
+    14 + peer::encode(Frame { body, ..*frame }).encoded_len() as u64
 }
 
 pub(crate) struct Node {
