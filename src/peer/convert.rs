@@ -75,7 +75,10 @@ pub fn encode(frame: Frame) -> wire::Frame {
                     .collect(),
             }))
         }
-        Body::SnapshotRequest => Some(wire::frame::Body::SnapshotRequest(wire::SnapshotRequest {})),
+        Body::SnapshotRequest { first_meeting } => {
+            let request = wire::SnapshotRequest { first_meeting };
+            Some(wire::frame::Body::SnapshotRequest(request))
+        }
         Body::Snapshot(Snapshot { rows, last, joining }) => {
             Some(wire::frame::Body::Snapshot(wire::Snapshot {
                 rows: rows.into_iter().map(encode_row).collect(),
@@ -133,6 +136,7 @@ fn encode_entry(entry: Entry) -> wire::Entry {
         fresh_spent,
         fresh_returned,
         level,
+        elsewhere,
         demand,
         key,
         pause,
@@ -150,6 +154,7 @@ fn encode_entry(entry: Entry) -> wire::Entry {
         fresh_spent,
         fresh_returned,
         level,
+        elsewhere,
         demand: encode_demand(demand),
         key: key.map(Bytes::from).unwrap_or_default(),
         blocked_generation,
@@ -163,13 +168,15 @@ fn encode_row(row: Row) -> wire::Row {
     let Row { bucket, limit, epoch, deficit, contributions, key, pause } = row;
     let (blocked_generation, blocked_ms) = encode_pause(pause);
     let contributions = contributions.into_iter().map(|contribution| {
-        let Contribution { incarnation, generation, spent, returned, demand } = contribution;
+        let Contribution { incarnation, generation, spent, returned, demand, unseen } =
+            contribution;
         wire::Contribution {
             incarnation: encode_id(incarnation.to_bytes()),
             generation,
             spent,
             returned,
             demand: encode_demand(demand),
+            unseen,
         }
     });
     wire::Row {
@@ -208,7 +215,9 @@ pub(super) fn decode(frame: wire::Frame) -> Result<Frame, Malformed> {
                 .collect();
             Body::Update(Update { entries, limit_epochs })
         }
-        Some(wire::frame::Body::SnapshotRequest(wire::SnapshotRequest {})) => Body::SnapshotRequest,
+        Some(wire::frame::Body::SnapshotRequest(request)) => {
+            Body::SnapshotRequest { first_meeting: request.first_meeting }
+        }
         Some(wire::frame::Body::Snapshot(snapshot)) => {
             let wire::Snapshot { rows, limit_epochs: _, last, joining } = snapshot;
             few("Snapshot.rows", rows.len(), MAX_ITEMS)?;
@@ -272,6 +281,7 @@ fn decode_entry(entry: wire::Entry) -> Result<Entry, Malformed> {
         fresh_spent: entry.fresh_spent,
         fresh_returned: entry.fresh_returned,
         level: entry.level,
+        elsewhere: entry.elsewhere,
         demand: decode_demand("Entry.demand", entry.demand)?,
         key: key("Entry.key", &entry.key)?,
         pause: decode_pause(entry.blocked_generation, entry.blocked_ms),
@@ -281,10 +291,11 @@ fn decode_entry(entry: wire::Entry) -> Result<Entry, Malformed> {
 fn decode_row(row: wire::Row) -> Result<Row, Malformed> {
     few("Row.contributions", row.contributions.len(), MAX_CONTRIBUTIONS)?;
     let contributions = row.contributions.into_iter().map(|contribution| {
-        let wire::Contribution { incarnation, generation, spent, returned, demand } = contribution;
+        let wire::Contribution { incarnation, generation, spent, returned, demand, unseen } =
+            contribution;
         let incarnation = Incarnation::from_bytes(id("Contribution.incarnation", &incarnation)?);
         let demand = decode_demand("Contribution.demand", demand)?;
-        Ok(Contribution { incarnation, generation, spent, returned, demand })
+        Ok(Contribution { incarnation, generation, spent, returned, demand, unseen })
     });
     Ok(Row {
         bucket: BucketId::from_bytes(id("Row.bucket", &row.bucket)?),
@@ -405,9 +416,11 @@ mod tests {
     }
 
     fn entries() -> impl Strategy<Value = Entry> {
-        let numbers = (any::<[u32; 4]>(), any::<[u64; 5]>(), any::<i64>(), demands(), pauses());
+        let levels = (any::<i64>(), any::<Option<u64>>());
+        let numbers = (any::<[u32; 4]>(), any::<[u64; 5]>(), levels, demands(), pauses());
         (buckets(), numbers, keys()).prop_map(
-            |(bucket, ([limit, generation, flush, ack], totals, level, demand, pause), key)| {
+            |(bucket, ([limit, generation, flush, ack], totals, levels, demand, pause), key)| {
+                let (level, elsewhere) = levels;
                 let [epoch, spent, returned, fresh_spent, fresh_returned] = totals;
                 Entry {
                     bucket,
@@ -421,6 +434,7 @@ mod tests {
                     fresh_spent,
                     fresh_returned,
                     level,
+                    elsewhere,
                     demand,
                     key,
                     pause,
@@ -447,13 +461,14 @@ mod tests {
     }
 
     fn rows() -> impl Strategy<Value = Row> {
-        let contributions = (incarnations(), any::<u32>(), any::<[u64; 2]>(), demands()).prop_map(
-            |(incarnation, generation, [spent, returned], demand)| Contribution {
+        let contributions = (incarnations(), any::<u32>(), any::<[u64; 3]>(), demands()).prop_map(
+            |(incarnation, generation, [spent, returned, unseen], demand)| Contribution {
                 incarnation,
                 generation,
                 spent,
                 returned,
                 demand,
+                unseen,
             },
         );
         let numbers = (any::<u32>(), any::<[u64; 2]>(), pauses());
@@ -475,7 +490,7 @@ mod tests {
             Just(Body::Heartbeat),
             hellos().prop_map(Body::Hello),
             updates().prop_map(Body::Update),
-            Just(Body::SnapshotRequest),
+            any::<bool>().prop_map(|first_meeting| Body::SnapshotRequest { first_meeting }),
             (vec(rows(), 0..5), any::<[bool; 2]>()).prop_map(|(rows, [last, joining])| {
                 Body::Snapshot(Snapshot { rows, last, joining })
             }),

@@ -65,7 +65,10 @@ pub enum Body {
     /// What the sender spent.
     Update(Update),
     /// Please send a snapshot.
-    SnapshotRequest,
+    SnapshotRequest {
+        /// The sender did not know the receiver before this session.
+        first_meeting: bool,
+    },
     /// A part of a snapshot.
     Snapshot(Snapshot),
     /// The sender leaves for good.
@@ -155,6 +158,9 @@ pub struct Entry {
     pub fresh_returned: u64,
     /// The sender's level.
     pub level: i64,
+    /// What the level contains of the spending of replicas other than the sender and
+    /// the receiver, net; `None` for buckets whose levels are reckoned.
+    pub elsewhere: Option<u64>,
     /// The sender's demand, in micro-tokens per nanosecond.
     pub demand: f64,
     /// The canonical key, if it may travel and the receiver may lack it.
@@ -215,4 +221,7 @@ pub struct Contribution {
     pub returned: u64,
     /// Demand as it last said, in micro-tokens per nanosecond.
     pub demand: f64,
+    /// Net micro-tokens, from the beginning of the total, that the deficit does not
+    /// contain: they were spent before the sender first heard of the origin.
+    pub unseen: u64,
 }

@@ -102,7 +102,7 @@ fn frame_bytes(frame: &Frame) -> u64 {
         Body::Update(update) => Body::Update(update.clone()),
         Body::Heartbeat
         | Body::Hello(_)
-        | Body::SnapshotRequest
+        | Body::SnapshotRequest { .. }
         | Body::Snapshot(_)
         | Body::Goodbye(_) => Body::Heartbeat,
     };

@@ -53,6 +53,9 @@ const MISSED_BEATS: u32 = 3;
 /// How much later than it asked for the engine may be driven until it takes it
 /// that the process stood still.
 const LATE: Duration = Duration::from_millis(300);
+/// How long a replica that lost a session and is not listed may take to be met
+/// again.
+const REDIAL: Duration = Duration::from_secs(2);
 /// How long an origin that is only named in snapshots is remembered, and how long
 /// one that is gone is not believed to live because a snapshot names it.
 const NAMED_FOR: Duration = Duration::from_secs(60);
@@ -162,6 +165,11 @@ struct Session {
     /// Update frames not yet acknowledged, with what they contained.
     in_flight: VecDeque<(u64, Sent)>,
     said_goodbye: bool,
+    /// Whether the peer was known when it began.
+    met: bool,
+    /// The peer forgot this replica, and with it what was pending: once it has
+    /// merged this replica's snapshot it is asked for its own.
+    asks_back: bool,
     /// The peer has not had the present limits.
     hello_due: bool,
     hellos: u64,
@@ -369,7 +377,7 @@ impl Engine {
         }
         let replaces = self.admit(side, &hello)?;
         if let Some(old) = replaces {
-            self.close(old, now);
+            self.end(old, now);
         }
         for hint in hello.peers.iter().filter_map(|hint| hint.parse().ok()) {
             self.contacts.hint(hint);
@@ -442,6 +450,8 @@ impl Engine {
                 their_stamp_at: now,
                 in_flight: VecDeque::new(),
                 said_goodbye: false,
+                met,
+                asks_back: false,
                 hello_due: side == Side::Accepted,
                 hellos: u64::from(side != Side::Accepted),
             },
@@ -483,13 +493,13 @@ impl Engine {
         }
     }
 
-    /// A session ended, for whatever reason. Frames that were not acknowledged
-    /// are taken back: what they said is pending again.
-    pub fn close(&mut self, id: SessionId, now: Timestamp) {
-        let Some(session) = self.sessions.remove(&id) else { return };
-        let Some(peer) = self.peers.get_mut(&session.peer) else { return };
+    /// Ends a session. Frames that were not acknowledged are taken back: what they
+    /// said is pending again. Returns whose it was, if the peer has no other.
+    fn end(&mut self, id: SessionId, now: Timestamp) -> Option<Incarnation> {
+        let session = self.sessions.remove(&id)?;
+        let peer = self.peers.get_mut(&session.peer)?;
         if peer.session != Some(id) {
-            return;
+            return None;
         }
         peer.session = None;
         peer.lost_at = Some(now);
@@ -498,16 +508,20 @@ impl Engine {
                 defer(peer, bucket, base);
             }
         }
-        let incarnation = session.peer;
+        Some(session.peer)
+    }
+
+    /// A session ended, for whatever reason.
+    pub fn close(&mut self, id: SessionId, now: Timestamp) {
+        let Some(incarnation) = self.end(id, now) else { return };
+        let Some(peer) = self.peers.get(&incarnation) else { return };
         let address = peer.address.clone();
         // Its next life may have come before its own end was noticed.
         let restarted = !address.is_empty()
             && self.peers.iter().any(|(other, peer)| {
                 *other != incarnation && peer.address == address && peer.session.is_some()
             });
-        // Lost and listed nowhere: it will not come back.
-        let listed = self.contacts.lists(incarnation) || self.contacts.is_listed(&address);
-        if restarted || (!listed && self.listed_at.is_some() && !address.is_empty()) {
+        if restarted {
             self.bury(incarnation, now);
         }
     }
@@ -519,17 +533,30 @@ impl Engine {
         self.listed_at = Some(now);
         let contacts = &self.contacts;
         self.given_up.retain(|_, (address, _)| contacts.is_listed(address));
-        let gone: Vec<Incarnation> = self
-            .peers
-            .iter()
-            .filter(|(incarnation, peer)| {
-                peer.session.is_none()
-                    && !self.contacts.lists(**incarnation)
-                    && !self.contacts.is_listed(&peer.address)
-                    && !peer.address.is_empty()
-            })
-            .map(|(incarnation, _)| *incarnation)
-            .collect();
+        self.bury_unlisted(now);
+    }
+
+    /// Lost and listed nowhere: it will not come back. But a new replica that is
+    /// not listed yet may dial again, or be dialled where it lived.
+    fn bury_unlisted(&mut self, now: Timestamp) {
+        if self.listed_at.is_none() {
+            return;
+        }
+        let mut gone = Vec::new();
+        for (incarnation, peer) in &self.peers {
+            let Some(lost) = peer.lost_at else { continue };
+            if self.contacts.lists(*incarnation)
+                || self.contacts.is_listed(&peer.address)
+                || peer.address.is_empty()
+            {
+                continue;
+            }
+            if now.since(lost) >= REDIAL {
+                gone.push(*incarnation);
+            } else if let Ok(address) = peer.address.parse() {
+                self.contacts.hint(address);
+            }
+        }
         for incarnation in gone {
             self.bury(incarnation, now);
         }
@@ -663,6 +690,7 @@ impl Engine {
     pub fn tick(&mut self, now: Timestamp) {
         self.notice_standstill(now);
         self.watch_peers(now);
+        self.bury_unlisted(now);
         self.take_marks(now);
         if !self.urgent.is_empty() && now.since(self.urgent_at) >= SPACING {
             self.urgent_at = now;
@@ -734,7 +762,7 @@ impl Engine {
             companion.advance(slot, quota, now);
             let ledger = slot.companion.as_deref_mut()?;
             let base = ledger.base();
-            ledger.flush(slot.spent, slot.returned, slot.bucket.level(), quota, now);
+            ledger.flush(slot.spent, slot.returned, quota, now);
             Some((base, ledger.watch()))
         });
         let Some((base, watch)) = flushed.flatten() else { return false };
@@ -773,7 +801,7 @@ impl Engine {
             let verdict = ledger.inspect(net, level, quota, pace, now);
             let base = verdict.flush.then(|| {
                 let base = ledger.base();
-                ledger.flush(slot.spent, slot.returned, level, quota, now);
+                ledger.flush(slot.spent, slot.returned, quota, now);
                 base
             });
             if verdict.again.is_none() {

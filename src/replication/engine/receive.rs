@@ -73,9 +73,10 @@ impl Engine {
             || match &frame.body {
                 Body::Snapshot(_) => true,
                 Body::Update(update) => update.entries.len() >= ACK_ENTRIES,
-                Body::Heartbeat | Body::Hello(_) | Body::SnapshotRequest | Body::Goodbye(_) => {
-                    false
-                }
+                Body::Heartbeat
+                | Body::Hello(_)
+                | Body::SnapshotRequest { .. }
+                | Body::Goodbye(_) => false,
             };
         session.their_stamp = frame.stamp_ms;
         session.their_stamp_at = now;
@@ -137,8 +138,10 @@ impl Engine {
                 }
                 update.entries.iter().try_for_each(|entry| self.apply(id, entry, terms, now))
             }
-            Body::SnapshotRequest => {
+            Body::SnapshotRequest { first_meeting } => {
                 peer.resync = true;
+                let session = self.sessions.get_mut(&id).ok_or(Violation::NotOpen)?;
+                session.asks_back |= first_meeting && session.met;
                 Ok(())
             }
             Body::Snapshot(snapshot) => self.take_snapshot(id, snapshot, now),

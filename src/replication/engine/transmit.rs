@@ -41,7 +41,8 @@ impl Engine {
         let peer = self.peers.get_mut(&incarnation)?;
         if peer.wanted == Some(Wanted::Ask) {
             peer.wanted = Some(Wanted::Asked);
-            return self.frame(id, Body::SnapshotRequest, now);
+            let first_meeting = !session.met;
+            return self.frame(id, Body::SnapshotRequest { first_meeting }, now);
         }
         if !peer.limit_epochs.is_empty() {
             let told = std::mem::take(&mut peer.limit_epochs);
@@ -127,15 +128,16 @@ impl Engine {
                 let ledger = slot.companion.as_deref_mut()?;
                 // An old flush says too little: what was spent since goes with
                 // it, as a new flush for everybody.
-                let renewed = (ledger.unsent(spent, returned) > 0
+                let renewed = (ledger.unsent(spent, returned) != 0
                     && now.since(ledger.last().at) > FRESH)
                     .then(|| {
                         let base = ledger.base();
-                        ledger.flush(spent, returned, level, quota, now);
+                        ledger.flush(spent, returned, quota, now);
                         base
                     });
                 let flush = ledger.last();
-                let Telling { base, ack, is_first } = ledger.telling(origin, base);
+                let Telling { base, ack, elsewhere, is_first } =
+                    ledger.telling(origin, base, quota);
                 let key = slot.key.as_deref().filter(|key| is_first && key::may_travel(key));
                 let entry = Entry {
                     bucket,
@@ -148,7 +150,10 @@ impl Engine {
                     returned: flush.returned,
                     fresh_spent: flush.spent.saturating_sub(base.spent),
                     fresh_returned: flush.returned.saturating_sub(base.returned),
-                    level: flush.level,
+                    // As of now, as what is acknowledged is, but of what was spent here
+                    // it contains only what the entry says.
+                    level: level.micros().saturating_add(ledger.unsent(spent, returned)),
+                    elsewhere,
                     demand: flush.demand,
                     key: key.map(<[u8]>::to_vec),
                     pause: ledger.pause().filter(|pause| pause.mine).map(|pause| pause.wire(now)),
@@ -205,6 +210,9 @@ impl Engine {
                 break false;
             }
         };
+        if last && std::mem::take(&mut self.sessions.get_mut(&id)?.asks_back) {
+            self.peers.get_mut(&incarnation)?.wanted = Some(Wanted::Ask);
+        }
         self.stats.rows_sent += rows.len() as u64;
         let frame = self.frame(id, Body::Snapshot(Snapshot { rows, last, joining }), now)?;
         // Counts against the window, but is not taken back: a snapshot that was
@@ -280,6 +288,7 @@ impl Engine {
                 spent: slot.spent,
                 returned: slot.returned,
                 demand: 0.0,
+                unseen: 0,
             };
             let contributions = match slot.companion.as_deref() {
                 Some(ledger) => ledger.contributions(me, |origin| self.origins.name(origin), now),

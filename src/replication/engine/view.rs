@@ -180,7 +180,7 @@ impl Engine {
                 spent,
                 admitted: slot.admitted,
                 refused: slot.refused,
-                unsent: ledger.map_or(0, |l| l.unsent(slot.spent, slot.returned)),
+                unsent: ledger.map_or(0, |l| l.unsent(slot.spent, slot.returned).unsigned_abs()),
                 heard_nanos_ago: ledger
                     .and_then(|l| l.heard_at())
                     .map(|heard| now.nanos_since(heard)),
@@ -195,7 +195,8 @@ impl Engine {
         let mut total: u64 = 0;
         self.limiter.store().for_each(|_, slot| {
             if let Some(ledger) = slot.companion.as_deref() {
-                total = total.saturating_add(ledger.unsent(slot.spent, slot.returned));
+                total =
+                    total.saturating_add(ledger.unsent(slot.spent, slot.returned).unsigned_abs());
             }
         });
         total

@@ -1,20 +1,12 @@
 //! Applying what a peer says it spent.
-//!
-//! Slow averaging keeps the levels of replicas together: without it a replica
-//! whose level is offset would starve in overload for ever. It compares the
-//! peer's level with this replica's, corrected for what the peer cannot have
-//! known yet, and moves a part of the way that grows with the time since the
-//! last comparison.
 
-use super::{Flush, Ledger, OriginId, Peer, newer, refill_rate, signed};
+use super::{Flush, Ledger, OriginId, Peer, newer, signed};
 use crate::limiter::{Quota, Slot, Tokens};
 use crate::replication::frame::Entry;
 use crate::replication::pause::Pause;
 use crate::replication::rate::Rate;
 use crate::time::Timestamp;
 
-/// Time constant of the averaging, in nanoseconds.
-const AVERAGING_NANOS: f64 = 1e9;
 /// A gap of 2.5 seconds, or the time of twenty tokens, says nothing of the rate.
 const GAP_NANOS: f64 = 2.5e9;
 const GAP_TOKENS: f64 = 20.0;
@@ -60,8 +52,11 @@ pub(in crate::replication) fn apply(
         return Applied { old: true, forgiven: 0 };
     };
     let (integral, lost) = (ledger.integral, ledger.lost);
+    let known = ledger.acknowledged(entry.ack).map(Flush::net);
     let peer = &mut ledger.peers[index];
-    peer.knows_us |= entry.ack != 0;
+    if entry.ack != 0 {
+        peer.knows = known.unwrap_or(peer.knows);
+    }
     let news = entry.spent > peer.spent || entry.returned > peer.returned;
     let newer_flush = peer.heard == 0 || newer(entry.flush, peer.heard);
     if !news && !newer_flush {
@@ -105,11 +100,10 @@ pub(in crate::replication) fn apply(
     let compares = terms.same_quota && !terms.stale && newer_flush && terms.replicas > 1;
     if compares {
         let level = slot.bucket.level().micros();
-        let change = ledger.averaging(index, entry, &terms, own_net, level, quota, now);
+        let change = ledger.average(index, entry, &terms, own_net, level, quota, now);
         if let Some(change) = change {
             forgiven = forgiven.plus(slot.bucket.shift(quota, Tokens::from_micros(change)));
         }
-        ledger.peers[index].averaged_at = now;
     }
     if let (Some(pause), Some(ledger)) = (entry.pause, slot.companion.as_deref_mut()) {
         ledger.set_pause(Pause::new(pause.generation, pause.millis, false, now));
@@ -189,48 +183,5 @@ impl Ledger {
                 Some(self.peers.len() - 1)
             }
         }
-    }
-
-    /// How far this replica's level moves towards the peer's, in micro-tokens.
-    #[allow(clippy::too_many_arguments, reason = "one formula in one place")]
-    fn averaging(
-        &self,
-        index: usize,
-        entry: &Entry,
-        terms: &Terms,
-        own_net: u64,
-        level: i64,
-        quota: &Quota,
-        now: Timestamp,
-    ) -> Option<i64> {
-        // What a peer that never had a flush of ours knows of us is not known: it
-        // may have a snapshot, which has no number.
-        if entry.ack == 0 && self.last.number != 0 {
-            return None;
-        }
-        let peer = &self.peers[index];
-        // The newest of our flushes that the peer had when it spoke.
-        let acked: &Flush =
-            self.history.iter().rev().find(|flush| !newer(flush.number, entry.ack))?;
-        let spent_since = own_net as f64 - acked.net() as f64;
-        let correction = if self.reckons(quota) {
-            // The peer reckoned for us; what we really spent is the truth.
-            acked.demand * (self.integral - acked.integral) - spent_since
-        } else {
-            // While the entry travelled the bucket refilled, less what the others
-            // took.
-            let others: f64 = self
-                .peers
-                .iter()
-                .enumerate()
-                .filter(|(i, _)| *i != index)
-                .map(|(_, p)| p.rate.value())
-                .sum();
-            (refill_rate(quota) - others).max(0.0) * terms.round_trip as f64 / 2.0 - spent_since
-        };
-        let target = (entry.level as f64 + correction).min(quota.burst().micros() as f64);
-        let gap = now.nanos_since(peer.averaged_at) as f64;
-        let gain = (gap / AVERAGING_NANOS).min(0.5) / f64::from(terms.replicas - 1);
-        Some((gain * (target - level as f64)) as i64)
     }
 }

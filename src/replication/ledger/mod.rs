@@ -31,11 +31,13 @@ use crate::limiter::{Event, LimitIndex, Partition, Quota, Slot, TokenBucket, Tok
 use crate::time::Timestamp;
 
 mod apply;
+mod averaging;
 mod merge;
 #[cfg(test)]
 mod tests;
 
 pub(super) use apply::{Applied, Terms, apply};
+use averaging::Lag;
 pub(super) use merge::merge;
 
 /// Own flushes remembered for the averaging.
@@ -78,7 +80,6 @@ pub(super) struct Flush {
     pub(super) number: u32,
     pub(super) spent: u64,
     pub(super) returned: u64,
-    pub(super) level: i64,
     /// Demand told, in micro-tokens per nanosecond.
     pub(super) demand: f64,
     pub(super) at: Timestamp,
@@ -138,13 +139,14 @@ struct Peer {
     rate: Rate,
     at: Timestamp,
     averaged_at: Timestamp,
+    lag: Lag,
     reserve: Option<Reserve>,
-    /// It has had a flush of this replica's, so that its level contains what
-    /// this replica spent.
-    knows_us: bool,
-    /// A snapshot that contained this origin was merged: its history before the
-    /// first entry is in the level too.
-    merged: bool,
+    /// Net micro-tokens of this replica's spending that its level contains, by the
+    /// newest flush that it acknowledged.
+    knows: u64,
+    /// Net micro-tokens that it had spent when it was first heard of, and that the
+    /// level does not contain until a snapshot tells of them.
+    unseen: u64,
 }
 
 impl Peer {
@@ -170,9 +172,10 @@ impl Peer {
             rate: Rate::default(),
             at: now,
             averaged_at: now,
+            lag: Lag::default(),
             reserve: None,
-            knows_us: false,
-            merged: false,
+            knows: 0,
+            unseen: base.0.saturating_sub(base.1),
         }
     }
 
@@ -239,8 +242,7 @@ impl Ledger {
         returned: u64,
         now: Timestamp,
     ) -> Self {
-        let last =
-            Flush { number: 0, spent, returned, level: 0, demand: 0.0, at: now, integral: 0.0 };
+        let last = Flush { number: 0, spent, returned, demand: 0.0, at: now, integral: 0.0 };
         Self {
             generation,
             epoch,
@@ -616,9 +618,9 @@ impl Ledger {
         Base { generation: self.generation, spent: self.last.spent, returned: self.last.returned }
     }
 
-    /// Micro-tokens spent or returned since the newest flush.
-    pub(super) const fn unsent(&self, spent: u64, returned: u64) -> u64 {
-        spent.saturating_sub(returned).abs_diff(self.last.net())
+    /// Net micro-tokens spent since the newest flush.
+    pub(super) const fn unsent(&self, spent: u64, returned: u64) -> i64 {
+        signed(spent.saturating_sub(returned)).saturating_sub(signed(self.last.net()))
     }
 
     /// What the engine does with a bucket at `now`, and when it looks again.
@@ -670,21 +672,13 @@ impl Ledger {
 
     /// Ends the present flush and begins the next: what is known now is what
     /// the streams are handed.
-    pub(super) fn flush(
-        &mut self,
-        spent: u64,
-        returned: u64,
-        level: Tokens,
-        quota: &Quota,
-        now: Timestamp,
-    ) {
+    pub(super) fn flush(&mut self, spent: u64, returned: u64, quota: &Quota, now: Timestamp) {
         let delta = spent.saturating_sub(returned) as f64 - self.last.net() as f64;
         self.rate.learn(delta, now.nanos_since(self.last.at) as f64, quota);
         self.last = Flush {
             number: self.last.number.wrapping_add(1).max(1),
             spent,
             returned,
-            level: level.micros(),
             demand: self.demand.at(self.mean_cost, now),
             at: now,
             integral: self.integral,
@@ -704,10 +698,11 @@ impl Ledger {
 
     /// What the stream to `origin`, which starts from `base`, is to be told
     /// beside the newest flush.
-    pub(super) fn telling(&self, origin: OriginId, base: Base) -> Telling {
+    pub(super) fn telling(&self, origin: OriginId, base: Base, quota: &Quota) -> Telling {
         let base = if base.generation == self.generation { base } else { self.first };
-        let heard = self.peers.iter().find(|p| p.origin == origin).map_or(0, |p| p.heard);
-        Telling { base, ack: heard, is_first: base == self.first }
+        let ack = self.peers.iter().find(|p| p.origin == origin).map_or(0, |p| p.heard);
+        let elsewhere = (!self.reckons(quota)).then(|| self.contained_beside(origin));
+        Telling { base, ack, elsewhere, is_first: base == self.first }
     }
 
     /// Which life of this replica's ledger this is.
@@ -758,6 +753,7 @@ impl Ledger {
                 spent: peer.spent,
                 returned: peer.returned,
                 demand: peer.demand,
+                unseen: peer.unseen,
             })
         }));
         all
@@ -771,6 +767,8 @@ pub(super) struct Telling {
     pub(super) base: Base,
     /// The newest flush of the peer that arrived here.
     pub(super) ack: u32,
+    /// What the level contains of third replicas, unless it is reckoned.
+    pub(super) elsewhere: Option<u64>,
     /// The peer may lack the key.
     pub(super) is_first: bool,
 }
@@ -814,6 +812,6 @@ const fn newer(a: u32, b: u32) -> bool {
     a.wrapping_sub(b) as i32 > 0
 }
 
-fn signed(micros: u64) -> i64 {
-    i64::try_from(micros).unwrap_or(i64::MAX)
+const fn signed(micros: u64) -> i64 {
+    if micros > i64::MAX as u64 { i64::MAX } else { micros as i64 }
 }

@@ -36,6 +36,13 @@ impl Bucket {
         self.store.with(id, LimitIndex(0), None, full, |slot| f(slot, &self.quota))
     }
 
+    fn flush(&self) {
+        self.with(|slot, quota| {
+            let spent = slot.spent;
+            slot.companion.as_deref_mut().unwrap().flush(spent, 0, quota, NOW);
+        });
+    }
+
     fn level(&self) -> u64 {
         self.with(|slot, _| slot.bucket.level().whole())
     }
@@ -61,14 +68,21 @@ impl Bucket {
     }
 
     fn merge_from(&self, from: OriginId, deficit: u64, contributions: &[(Incarnation, u64)]) {
-        let contributions = contributions
+        let all: Vec<_> = contributions.iter().map(|(who, spent)| (*who, 0, *spent)).collect();
+        self.merge_parts(from, deficit, &all);
+    }
+
+    /// Of each origin the row contains what it spent between two totals.
+    fn merge_parts(&self, from: OriginId, deficit: u64, parts: &[(Incarnation, u64, u64)]) {
+        let contributions = parts
             .iter()
-            .map(|(incarnation, spent)| Contribution {
+            .map(|(incarnation, unseen, spent)| Contribution {
                 incarnation: *incarnation,
                 generation: 1,
                 spent: spent * TOKEN,
                 returned: 0,
                 demand: 0.0,
+                unseen: unseen * TOKEN,
             })
             .collect();
         let row = Row {
@@ -102,6 +116,7 @@ fn entry(spent: u64, fresh: u64, flush: u32, generation: u32) -> Entry {
         fresh_spent: fresh * TOKEN,
         fresh_returned: 0,
         level: 0,
+        elsewhere: None,
         demand: 0.0,
         key: None,
         pause: None,
@@ -166,11 +181,16 @@ fn an_entry_before_the_snapshot_is_counted_once() {
 
 #[test]
 fn the_first_sight_of_a_peer_that_knows_us_adds_nothing_of_ours() {
-    // The peer lost track of whose spending it is, but has it.
+    // The peer lost track of whose spending it is, but has what it acknowledged.
     let bucket = Bucket::new(20);
+    bucket.flush();
     bucket.apply_entry(&Entry { ack: 1, ..entry(10, 10, 1, 1) });
-    bucket.merge(30, &[(PEER, 10)]);
-    assert_eq!(bucket.level(), 70);
+    bucket.with(|slot, quota| {
+        slot.spent += 5 * TOKEN;
+        slot.bucket.shift(quota, Tokens::from_micros(-signed(5 * TOKEN)));
+    });
+    bucket.merge(32, &[(PEER, 12)]);
+    assert_eq!(bucket.level(), 63);
 }
 
 #[test]
@@ -192,6 +212,92 @@ fn a_snapshot_of_a_peer_that_has_not_heard_of_a_third_adds_what_that_spent() {
 }
 
 #[test]
+fn a_snapshot_without_the_beginning_of_an_origin_adds_only_what_it_contains() {
+    // Its sender heard only the last 20 of the peer's 70, and 30 of a third one.
+    let bucket = Bucket::new(0);
+    bucket.apply(70, 70, 1, 1);
+    bucket.merge_parts(OTHER, 50, &[(PEER, 50, 70), (THIRD, 0, 30)]);
+    assert_eq!(bucket.level(), 0);
+    // As it is here: the row knows nothing of the peer, and this level only its end.
+    let bucket = Bucket::new(0);
+    bucket.apply(70, 20, 1, 1);
+    bucket.merge_from(OTHER, 30, &[(THIRD, 30)]);
+    assert_eq!(bucket.level(), 50);
+    // What it tells of this replica has no beginning either.
+    let bucket = Bucket::new(40);
+    bucket.merge_parts(ORIGIN, 20, &[(PEER, 0, 10), (ME, 30, 40)]);
+    assert_eq!(bucket.level(), 50);
+}
+
+#[test]
+fn the_beginning_of_an_origin_comes_with_a_later_snapshot() {
+    let bucket = Bucket::new(0);
+    bucket.merge_parts(OTHER, 20, &[(PEER, 50, 70)]);
+    assert_eq!(bucket.level(), 80);
+    for _ in 0..2 {
+        bucket.merge(70, &[(PEER, 70)]);
+        assert_eq!(bucket.level(), 30);
+    }
+    bucket.apply(71, 1, 2, 1);
+    assert_eq!(bucket.level(), 29);
+}
+
+#[test]
+fn what_a_snapshot_contains_beyond_a_gap_comes_with_the_gap() {
+    let bucket = Bucket::new(0);
+    bucket.apply(20, 20, 1, 1);
+    bucket.merge_parts(OTHER, 30, &[(PEER, 50, 70), (THIRD, 0, 10)]);
+    assert_eq!(bucket.level(), 70);
+    bucket.apply(70, 50, 2, 1);
+    assert_eq!(bucket.level(), 20);
+}
+
+#[test]
+fn history_that_was_refilled_is_not_added_again() {
+    // Of 5000 spent long ago nothing is missing; the row has the 20 that are.
+    let bucket = Bucket::new(20);
+    bucket.with(|slot, _| slot.spent = 5000 * TOKEN);
+    bucket.merge_parts(ORIGIN, 30, &[(PEER, 0, 10), (ME, 4980, 5000)]);
+    assert_eq!(bucket.level(), 70);
+}
+
+#[test]
+fn levels_are_not_averaged_while_news_of_others_is_under_way() {
+    let bucket = Bucket::new(0);
+    let terms = Terms {
+        origin: ORIGIN,
+        replicas: 3,
+        round_trip: 0,
+        stale: false,
+        same_quota: true,
+        larger_quota: false,
+    };
+    let compares = |spent: u64, elsewhere: u64, flush: u32, now: Timestamp| {
+        let level = (100 - spent - elsewhere) * TOKEN;
+        let level = i64::try_from(level).unwrap();
+        let elsewhere = Some(elsewhere * TOKEN);
+        let entry = Entry { level, elsewhere, ..entry(spent, 1, flush, 1) };
+        bucket.with(|slot, quota| apply(slot, &entry, terms, quota, now));
+        bucket.level()
+    };
+    // It has heard of 60 that a third replica spent; they come here later.
+    let at = |millis| NOW.plus_nanos(millis * 1_000_000);
+    assert_eq!(compares(1, 60, 1, at(400)), 99);
+    bucket.with(|slot, quota| {
+        let third = Terms { origin: OTHER, same_quota: false, ..terms };
+        apply(slot, &entry(60, 60, 1, 1), third, quota, at(410));
+    });
+    assert_eq!(compares(2, 60, 2, at(800)), 38);
+    // What still differs after two seconds is how the two count, and no reason not
+    // to compare.
+    for flush in 3..6 {
+        assert_eq!(compares(2, 70, flush, at(u64::from(flush) * 400)), 38);
+    }
+    assert_eq!(compares(2, 70, 9, at(4000)), 38);
+    assert!(compares(2, 70, 10, at(5000)) < 38);
+}
+
+#[test]
 fn a_peer_that_never_heard_a_flush_of_ours_is_not_averaged_with() {
     // It has our 30 from a snapshot, and its level says so.
     let bucket = Bucket::new(30);
@@ -206,11 +312,7 @@ fn a_peer_that_never_heard_a_flush_of_ours_is_not_averaged_with() {
         };
         bucket.with(|slot, quota| apply(slot, entry, terms, quota, now));
     };
-    bucket.with(|slot, quota| {
-        let (spent, level) = (slot.spent, slot.bucket.level());
-        let ledger = slot.companion.as_deref_mut().unwrap();
-        ledger.flush(spent, 0, level, quota, NOW);
-    });
+    bucket.flush();
     let level = |spent: i64| (70 - spent) * TOKEN as i64;
     compares(&Entry { level: level(5), ..entry(5, 5, 1, 1) }, NOW);
     let later = NOW.plus_nanos(500_000_000);

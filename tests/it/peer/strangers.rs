@@ -254,6 +254,7 @@ async fn numbers_at_their_ends_are_survived() {
             spent: u64::MAX,
             returned: 1,
             demand: f32::MAX,
+            unseen: u64::MAX,
         }],
         ..Default::default()
     };
