@@ -47,6 +47,8 @@ pub(super) enum Fault {
     TooMany { count: usize, most: usize },
     /// It is not a number from zero up.
     NoRate,
+    /// It was never given to a bucket.
+    Unknown { name: u32 },
 }
 
 impl fmt::Display for Fault {
@@ -56,12 +58,13 @@ impl fmt::Display for Fault {
             Self::TooLong { bytes, most } => write!(f, "has {bytes} bytes, above {most}"),
             Self::TooMany { count, most } => write!(f, "has {count} elements, above {most}"),
             Self::NoRate => f.write_str("is not a number from zero up"),
+            Self::Unknown { name } => write!(f, "stands for no bucket: {name}"),
         }
     }
 }
 
 /// A frame for the wire.
-pub fn encode(frame: Frame) -> wire::Frame {
+pub(super) fn encode(frame: Frame) -> wire::Frame {
     let Frame { seq, ack, stamp_ms, echo_ms, held_ms, body } = frame;
     let body = match body {
         Body::Heartbeat => None,

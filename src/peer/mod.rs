@@ -15,6 +15,7 @@
 use std::io;
 
 mod acceptor;
+mod codec;
 mod config;
 mod convert;
 mod dialer;
@@ -25,8 +26,8 @@ mod metrics;
 mod replica;
 mod session;
 
+pub use codec::Encoder;
 pub use config::Config;
-pub use convert::encode;
 pub use handle::{MeshGone, MeshHandle};
 pub use mesh::{Mesh, Surroundings};
 pub use metrics::Metrics;

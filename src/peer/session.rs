@@ -17,7 +17,8 @@ use futures_core::Stream;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::{Code, Status, Streaming};
 
-use super::convert::{self, Malformed};
+use super::codec::{Decoder, Encoder};
+use super::convert::Malformed;
 use crate::replication::{DialFailure, Frame, Hello, Refusal, SessionId, Side};
 use crate::wire::tidegate::peer::v1 as wire;
 
@@ -145,6 +146,7 @@ pub(super) struct Outlet {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     frames: mpsc::Receiver<Frame>,
+    codec: Encoder,
     shared: Arc<Shared>,
 }
 
@@ -157,7 +159,10 @@ pub(super) fn channel(room: &Arc<Notify>) -> (Outlet, Outgoing) {
         room: Arc::clone(room),
         last: Mutex::new(None),
     });
-    (Outlet { frames: sender, shared: Arc::clone(&shared) }, Outgoing { frames, shared })
+    (
+        Outlet { frames: sender, shared: Arc::clone(&shared) },
+        Outgoing { frames, codec: Encoder::default(), shared },
+    )
 }
 
 /// Whether a stream can take a frame.
@@ -205,7 +210,7 @@ impl Stream for Outgoing {
                 if self.shared.wanted.swap(false, Ordering::SeqCst) {
                     self.shared.room.notify_one();
                 }
-                Poll::Ready(Some(Ok(convert::encode(frame))))
+                Poll::Ready(Some(Ok(self.codec.encode(frame))))
             }
             Poll::Ready(None) => {
                 let last = self.shared.last.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -222,6 +227,7 @@ pub(super) async fn read(
     events: mpsc::Sender<Event>,
 ) {
     let Opening { id, mut over } = opening;
+    let mut codec = Decoder::default();
     let end = loop {
         let message = tokio::select! {
             _ = &mut over => return,
@@ -232,7 +238,7 @@ pub(super) async fn read(
             Ok(None) => break End::Closed,
             Err(status) => break status.into(),
         };
-        match convert::decode(frame) {
+        match codec.decode(frame) {
             Ok(frame) => {
                 if events.send(Event::Frame(id, frame)).await.is_err() {
                     // The mesh is gone, and the session with it.

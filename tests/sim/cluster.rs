@@ -15,7 +15,7 @@ use tidegate::limiter::{
     Attributes, Client, Cost, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Partition, Quota,
     Rule, Source, Tokens,
 };
-use tidegate::peer;
+use tidegate::peer::Encoder;
 use tidegate::replication::{
     Body, Companion, DialFailure, Engine, Frame, Incarnation, ReplicatedLimiter, Reset, SessionId,
     Settings, Side,
@@ -97,7 +97,7 @@ pub(crate) fn limit_by_header(name: &str, rate: &str, burst: u64, most: u64) -> 
 /// Bytes of a frame on the wire, as the product encodes it, with the 14 bytes
 /// that gRPC and HTTP/2 put before it, without TCP and IP. Only frames of the
 /// steady state are measured: updates and heartbeats.
-fn frame_bytes(frame: &Frame) -> u64 {
+fn frame_bytes(codec: &mut Encoder, frame: &Frame) -> u64 {
     let body = match &frame.body {
         Body::Update(update) => Body::Update(update.clone()),
         Body::Heartbeat
@@ -106,7 +106,7 @@ fn frame_bytes(frame: &Frame) -> u64 {
         | Body::Snapshot(_)
         | Body::Goodbye(_) => Body::Heartbeat,
     };
-    14 + peer::encode(Frame { body, ..*frame }).encoded_len() as u64
+    14 + codec.encode(Frame { body, ..*frame }).encoded_len() as u64
 }
 
 pub(crate) struct Node {
@@ -129,6 +129,8 @@ struct Link {
     address: SocketAddr,
     /// When the last frame of each direction arrives; a connection keeps order.
     last_arrival: [u64; 2],
+    /// What measures the bytes that go to each end.
+    codecs: [Encoder; 2],
     /// Frames that a partition holds back, by the end they go to.
     held: [Vec<Frame>; 2],
     /// By how much this connection is slower than the network's latency.
@@ -584,6 +586,7 @@ impl Cluster {
                 open: false,
                 address,
                 last_arrival: [arrives, arrives],
+                codecs: Default::default(),
                 held: [Vec::new(), Vec::new()],
                 slowness,
                 cuts: 0,
@@ -602,7 +605,7 @@ impl Cluster {
         let Some(found) = self.links.get_mut(&link) else { return };
         let at = (self.now + delay * found.slowness).max(found.last_arrival[to_end] + 1);
         found.last_arrival[to_end] = at + u64::from(twice);
-        self.bytes_sent += frame_bytes(&frame);
+        self.bytes_sent += frame_bytes(&mut found.codecs[to_end], &frame);
         if twice {
             self.counter += 1;
             let id = self.counter;

@@ -109,7 +109,7 @@ impl Engine {
         let round_trip = self.peers.values().map(|peer| peer.round_trip).max().unwrap_or(0);
         let horizon = (super::SPACING + Duration::from_nanos(round_trip)).as_secs_f64();
         let news = self.peers.len() as f64 * (burst + rate * horizon);
-        let noticed = (super::BUSY_BEAT * super::MISSED_BEATS).as_secs_f64();
+        let noticed = (super::BUSY_BEAT * super::membership::MISSED_BEATS).as_secs_f64();
         let silent = self.peers.values().filter(|peer| peer.silent_since.is_some());
         let silence: f64 = silent
             .map(|peer| match limit.partition() {

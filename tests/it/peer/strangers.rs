@@ -202,6 +202,10 @@ async fn frames_that_break_the_protocol_end_their_session_only() {
     let replica = victim().await;
     let bad = [
         ("malformed", vec![wire::Entry { bucket: Bytes::new(), ..entry(&replica, "k", 1) }]),
+        (
+            "malformed",
+            vec![wire::Entry { bucket: Bytes::new(), name: 9, ..entry(&replica, "k", 1) }],
+        ),
         ("malformed", vec![wire::Entry { key: vec![0; 300].into(), ..entry(&replica, "k", 1) }]),
         ("violation", vec![wire::Entry { fresh_spent: u64::MAX, ..entry(&replica, "k", 1) }]),
         ("violation", vec![wire::Entry { key: vec![3, 1].into(), ..entry(&replica, "k", 1) }]),
