@@ -12,7 +12,7 @@
 //! | 4 | `proxy`, `peer` | the data path; the mesh between replicas |
 //! | 3 | `discovery` | who the peers are |
 //! | 2 | `replication` (pure), `telemetry` | what replicas owe each other; log and metrics |
-//! | 1 | `limiter` (pure), `runtime` | may this request pass, and if not, when; process plumbing |
+//! | 1 | `limiter` (pure), `runtime`, `tls` | may this request pass, and if not, when; process plumbing; certificates |
 //! | 0 | `time`, `wire`, `settings` | clock, generated code, notations of the configuration |
 //!
 //! Pure modules have no tokio, tonic, hyper, sockets, files, randomness or
@@ -25,6 +25,7 @@ pub mod wire;
 
 pub mod limiter;
 pub mod runtime;
+pub mod tls;
 
 pub mod replication;
 pub mod telemetry;

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 /// The layers, lowest first. `src/lib.rs` documents the same table.
 const LAYERS: &[(u8, &[&str])] = &[
     (0, &["time", "wire", "settings"]),
-    (1, &["limiter", "runtime"]),
+    (1, &["limiter", "runtime", "tls"]),
     (2, &["replication", "telemetry"]),
     (3, &["discovery"]),
     (4, &["proxy", "peer"]),

@@ -365,7 +365,6 @@ fn what_a_later_version_brings_is_refused_by_name() {
     }
     for (section, fields, path) in [
         ("proxy", "tls: { cert: a }", "proxy.tls"),
-        ("replication", "tls: { cert: a, key: b, ca: c }", "replication.tls"),
         ("admin", "tls: a", "admin.tls"),
         ("admin", "token_file: /t", "admin.token_file"),
     ] {
@@ -500,7 +499,28 @@ fn peers_need_an_explicit_word_on_security() {
         faults(&format!("proxy: {{ upstream: http://a }}\nreplication: {{ {fields} }}"))
     };
     one_fault(&replication("peers: { dns: a }"), &["replication.peers: ", "`insecure: true`"]);
-    one_fault(&replication("peers: { dns: a }, tls: { cert: c }"), &["replication.tls: "]);
+    let tls = "tls: { cert: a, key: b, ca: c, names: ['*.tidegate'] }";
+    let config = good(&format!(
+        "proxy: {{ upstream: http://a }}\nreplication: {{ peers: {{ dns: a }}, {tls} }}"
+    ));
+    assert_eq!(config.replication.tls.unwrap().names[0].to_string(), "*.tidegate");
+    one_fault(
+        &replication(&format!("peers: {{ dns: a }}, insecure: true, {tls}")),
+        &["replication.insecure: ", "exclude each other"],
+    );
+    one_fault(
+        &replication("peers: { dns: a }, tls: { cert: c, key: b, names: [a] }"),
+        &["replication.tls.ca: is required"],
+    );
+    one_fault(
+        &replication("peers: { dns: a }, tls: { cert: c, key: b, ca: d, names: [] }"),
+        &["replication.tls.names: ", "needs a name"],
+    );
+    one_fault(
+        &replication("peers: { dns: a }, tls: { cert: c, key: b, ca: d, names: [a, 'b c'] }"),
+        &["replication.tls.names[1]: ", "`b c` is neither"],
+    );
+    one_fault(&replication("peers: { dns: a }, tls: yes"), &["replication.tls: "]);
     one_fault(
         &replication("peers: { dns: a, static: [b:1] }, insecure: true"),
         &["`dns` and `static`"],

@@ -25,6 +25,7 @@ use super::session::{
 };
 use crate::replication::{Body, Refusal, Side};
 use crate::runtime::{OnExit, Supervisor};
+use crate::tls;
 use crate::wire::tidegate::peer::v1 as wire;
 use crate::wire::tidegate::peer::v1::replication_server::{Replication, ReplicationServer};
 
@@ -38,6 +39,8 @@ pub(super) struct Acceptor {
     pub(super) room: Arc<Notify>,
     pub(super) supervisor: Supervisor,
     pub(super) metrics: Metrics,
+    /// Only peers with a certificate, if set.
+    pub(super) tls: Option<Arc<tls::Peers>>,
 }
 
 impl Acceptor {
@@ -50,7 +53,7 @@ impl Acceptor {
                 return;
             }
         };
-        let incoming = incoming::connections(listener, self.metrics.clone());
+        let incoming = incoming::connections(listener, self.tls.clone(), self.metrics.clone());
         let service = ReplicationServer::new(self)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);

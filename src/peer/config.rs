@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::discovery;
 use crate::runtime::ListenAddr;
-use crate::settings::{DurationText, Fault, NameText, Unsupported, Whole};
+use crate::settings::{DurationText, Fault, NameText, OrNone, Whole};
+use crate::tls;
 
 /// How many replicas there can be.
 type ReplicaCount = Whole<0, 10_000>;
@@ -45,10 +46,9 @@ pub struct Config {
     /// those that were seen.
     #[serde(with = "ReplicaCount")]
     pub expected_replicas: u32,
-    /// Certificates for mutual TLS between replicas. Default: none, the only
-    /// value that this version supports.
-    #[serde(with = "Unsupported")]
-    pub tls: Option<Unsupported>,
+    /// Certificates for mutual TLS between replicas. Default: none.
+    #[serde(with = "OrNone::<tls::Mutual>")]
+    pub tls: Option<tls::Mutual>,
     /// Speak to peers in plain text; must be said when there are peers and no
     /// TLS. Default: false.
     pub insecure: bool,
@@ -74,16 +74,30 @@ impl Default for Config {
 impl Config {
     /// Faults of settings that do not go together.
     pub fn faults(&self) -> Vec<Fault> {
-        match (&self.peers, self.tls, self.insecure) {
-            (Some(_), None, false) => vec![
+        let given: &[&str] = &["tls", "insecure"];
+        let mut faults = Vec::new();
+        match (&self.peers, &self.tls, self.insecure) {
+            (Some(_), None, false) => faults.push(
                 Fault::new(
                     ["peers".into()],
-                    "with peers, either `tls` or `insecure: true` must be set; \
-                 `tls` is not supported by this version",
+                    "with peers, either `tls` or `insecure: true` must be set",
                 )
-                .given(&["tls", "insecure"]),
-            ],
-            _ => Vec::new(),
+                .given(given),
+            ),
+            (_, Some(_), true) => faults.push(
+                Fault::new(
+                    ["insecure".into()],
+                    "`tls` and `insecure: true` exclude each other: keep one",
+                )
+                .given(given),
+            ),
+            _ => {}
         }
+        if self.tls.as_ref().is_some_and(|tls| tls.names.is_empty()) {
+            let path = ["tls".into(), "names".into()];
+            let message = "needs a name: without one every certificate of the CA would do";
+            faults.push(Fault::new(path, message));
+        }
+        faults
     }
 }

@@ -10,12 +10,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_stream::StreamExt as _;
+use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status, Streaming};
+use tower::{Service, service_fn};
 use tracing::{debug, warn};
 
 use super::convert;
@@ -25,6 +31,7 @@ use super::session::{
 };
 use crate::replication::{Body, DialFailure, Frame, Hello, Side};
 use crate::time::Clock;
+use crate::tls;
 use crate::wire::tidegate::peer::v1 as wire;
 use crate::wire::tidegate::peer::v1::replication_client::ReplicationClient;
 
@@ -39,9 +46,13 @@ pub(super) struct Dial {
     pub(super) clock: Clock,
     pub(super) room: Arc<Notify>,
     pub(super) events: mpsc::Sender<Event>,
+    pub(super) tls: Option<Arc<tls::Peers>>,
     /// Cancelled when the mesh ends.
     pub(super) stop: CancellationToken,
 }
+
+/// A connection with or without TLS.
+type Io = TokioIo<Either<TcpStream, TlsStream<TcpStream>>>;
 
 /// A peer that answered with its Hello.
 struct Answered {
@@ -83,6 +94,10 @@ impl Failure {
             Self::Refused(status) if status.code() == Code::FailedPrecondition => {
                 warn!(%address, reason = status.message(), "peer refuses this replica");
             }
+            // A certificate that is missing, over, or of somebody else.
+            Self::Connect(error) if let Some(fault) = tls_fault(error) => {
+                warn!(%address, reason = %fault, "no TLS with a peer");
+            }
             Self::Connect(_) | Self::Silent | Self::Refused(_) | Self::Protocol(_) => {
                 debug!(%address, reason = %self, "dial failed");
             }
@@ -95,6 +110,14 @@ fn is_refused(error: &(dyn Error + 'static)) -> bool {
     let is_io = error.downcast_ref::<io::Error>();
     is_io.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
         || error.source().is_some_and(is_refused)
+}
+
+/// What TLS found wrong, if it was that.
+fn tls_fault<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    error
+        .downcast_ref::<rustls::Error>()
+        .or_else(|| tls_fault(error.downcast_ref::<io::Error>()?.get_ref()?))
+        .or_else(|| error.source().and_then(tls_fault))
 }
 
 impl Dial {
@@ -126,17 +149,37 @@ impl Dial {
         drop(client);
     }
 
+    /// Connects to the address, whatever tonic says; over TLS as the files say now.
+    fn connector(
+        &self,
+    ) -> impl Service<Uri, Response = Io, Error = io::Error, Future: Send> + use<> {
+        let address = self.address;
+        let tls = self.tls.as_ref().map(|tls| TlsConnector::from(tls.client()));
+        service_fn(move |_: Uri| {
+            let tls = tls.clone();
+            async move {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                let stream = match tls {
+                    None => Either::Left(stream),
+                    // Who answers is known by its certificate, not by its address.
+                    Some(tls) => Either::Right(tls.connect(address.ip().into(), stream).await?),
+                };
+                Ok(TokioIo::new(stream))
+            }
+        })
+    }
+
     async fn greet(&mut self) -> Result<Answered, Failure> {
         let channel = Endpoint::from_shared(format!("http://{}", self.address))
             .map_err(Failure::Connect)?
             .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
             .http2_keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
             .keep_alive_while_idle(true)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .connect()
+            .connect_with_connector(self.connector())
             .await
             .map_err(Failure::Connect)?;
         let mut client = ReplicationClient::new(channel)

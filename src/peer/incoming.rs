@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_core::Stream;
@@ -18,10 +18,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
+use tokio_rustls::server::TlsStream;
+use tokio_rustls::{Accept, TlsAcceptor};
+use tokio_util::either::Either;
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
 use super::metrics::{Metrics, Reason};
+use crate::tls;
 
 /// Connections at most; one more is closed at once.
 const MAX_CONNECTIONS: usize = 1_024;
@@ -48,18 +52,20 @@ impl Origin {
 /// The connections that arrive at `listener`, without end.
 pub(super) fn connections(
     listener: TcpListener,
+    tls: Option<Arc<tls::Peers>>,
     metrics: Metrics,
 ) -> impl Stream<Item = io::Result<Connection>> {
-    bounded(listener, metrics, MAX_CONNECTIONS)
+    bounded(listener, tls, metrics, MAX_CONNECTIONS)
 }
 
 fn bounded(
     listener: TcpListener,
+    tls: Option<Arc<tls::Peers>>,
     metrics: Metrics,
     most: usize,
 ) -> impl Stream<Item = io::Result<Connection>> {
     let places = Arc::new(Semaphore::new(most));
-    stream::unfold((listener, places, metrics), async |(listener, places, metrics)| {
+    stream::unfold((listener, places, tls, metrics), async |(listener, places, tls, metrics)| {
         let connection = loop {
             let (stream, remote) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -78,27 +84,70 @@ fn bounded(
                 debug!(%remote, %error, "the connection is already gone");
                 continue;
             }
-            break Connection::new(stream, remote, place);
+            let socket = match &tls {
+                None => Socket::Open(Either::Left(stream)),
+                // As the files say now.
+                Some(tls) => {
+                    Socket::Greeting(Box::new(TlsAcceptor::from(tls.server()).accept(stream)))
+                }
+            };
+            break Connection::new(socket, remote, place, metrics.clone());
         };
-        Some((Ok(connection), (listener, places, metrics)))
+        Some((Ok(connection), (listener, places, tls, metrics)))
     })
 }
 
+/// A connection with or without TLS.
+enum Socket {
+    /// TLS does not stand yet.
+    Greeting(Box<Accept<TcpStream>>),
+    Open(Either<TcpStream, Box<TlsStream<TcpStream>>>),
+    Failed,
+}
+
 /// A dialler's connection.
-#[derive(Debug)]
 pub(super) struct Connection {
-    stream: TcpStream,
+    socket: Socket,
     origin: Origin,
+    metrics: Metrics,
     /// Until a session was opened.
     patience: Option<Pin<Box<Sleep>>>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    fn new(stream: TcpStream, remote: SocketAddr, place: OwnedSemaphorePermit) -> Self {
+    fn new(
+        socket: Socket,
+        remote: SocketAddr,
+        place: OwnedSemaphorePermit,
+        metrics: Metrics,
+    ) -> Self {
         let origin = Origin { remote, greeted: Arc::new(AtomicBool::new(false)) };
         let patience = Some(Box::pin(tokio::time::sleep(PATIENCE)));
-        Self { stream, origin, patience, _place: place }
+        Self { socket, origin, metrics, patience, _place: place }
+    }
+
+    /// The stream, once TLS stands. The handshake is part of the first read, so that
+    /// the listener does not wait for it.
+    fn poll_socket(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<Pin<&mut (impl AsyncRead + AsyncWrite + use<>)>>> {
+        if let Socket::Greeting(accept) = &mut self.socket {
+            match ready!(Pin::new(accept.as_mut()).poll(cx)) {
+                Ok(stream) => self.socket = Socket::Open(Either::Right(Box::new(stream))),
+                Err(error) => {
+                    self.metrics.refused(Reason::Tls);
+                    warn!(remote = %self.origin.remote, reason = %error, "no TLS with a peer");
+                    self.socket = Socket::Failed;
+                    return Poll::Ready(Err(error));
+                }
+            }
+        }
+        Poll::Ready(match &mut self.socket {
+            Socket::Open(stream) => Ok(Pin::new(stream)),
+            Socket::Greeting(_) | Socket::Failed => Err(io::ErrorKind::NotConnected.into()),
+        })
     }
 }
 
@@ -125,7 +174,7 @@ impl AsyncRead for Connection {
                 return Poll::Ready(Err(error));
             }
         }
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        ready!(self.poll_socket(cx))?.poll_read(cx, buf)
     }
 }
 
@@ -135,7 +184,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        ready!(self.poll_socket(cx))?.poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
@@ -143,19 +192,22 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        ready!(self.poll_socket(cx))?.poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.socket {
+            Socket::Open(stream) => stream.is_write_vectored(),
+            Socket::Greeting(_) | Socket::Failed => false,
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        ready!(self.poll_socket(cx))?.poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        ready!(self.poll_socket(cx))?.poll_shutdown(cx)
     }
 }
 
@@ -178,7 +230,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_without_a_session_ends_and_one_with_a_session_stays() {
         let (listener, address) = listener().await;
-        let mut incoming = pin!(connections(listener, Metrics::default()));
+        let mut incoming = pin!(connections(listener, None, Metrics::default()));
         let _silent = TcpStream::connect(address).await.unwrap();
         let mut connection = incoming.next().await.unwrap().unwrap();
         let error = connection.read_u8().await.unwrap_err();
@@ -196,7 +248,7 @@ mod tests {
     async fn a_connection_that_ends_makes_place_for_another() {
         let (listener, address) = listener().await;
         let metrics = Metrics::default();
-        let mut incoming = pin!(bounded(listener, metrics, 1));
+        let mut incoming = pin!(bounded(listener, None, metrics, 1));
         let _first = TcpStream::connect(address).await.unwrap();
         let held = incoming.next().await.unwrap().unwrap();
         // Closed at once, while the acceptor waits for one that it may take.

@@ -11,7 +11,7 @@ use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEn
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 
 use super::session::End;
 use crate::limiter::{LimitIndex, LimitSet, Tokens};
@@ -44,6 +44,8 @@ pub(super) enum Reason {
     Malformed,
     /// A frame that contradicts what was said before.
     Violation,
+    /// No TLS: a certificate that is not accepted, or none.
+    Tls,
 }
 
 impl Reason {
@@ -68,6 +70,7 @@ impl Reason {
             Self::Oversized => "oversized",
             Self::Malformed => "malformed",
             Self::Violation => "violation",
+            Self::Tls => "tls",
         }
     }
 }
@@ -94,6 +97,11 @@ impl EncodeLabelValue for Reason {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Refused {
     reason: Reason,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Read {
+    result: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -130,6 +138,8 @@ pub struct Metrics {
     isolated: Gauge<i64, AtomicI64>,
     mismatches: Family<OfLimit, Gauge<i64, AtomicI64>>,
     refusals: Family<Refused, Count>,
+    certificate_reads: Family<Read, Count>,
+    certificate_end: Gauge<i64, AtomicI64>,
 }
 
 impl Metrics {
@@ -147,6 +157,8 @@ impl Metrics {
     /// | `isolated` | 1 while this replica knows of others and hears none |
     /// | `peer_config_mismatch{limit}` | peers whose configuration of the limit differs |
     /// | `peer_refusals_total{reason}` | streams refused, and sessions ended for a fault |
+    /// | `peer_certificate_reads_total{result}` | changes of the certificates for peers |
+    /// | `peer_certificate_not_after_timestamp_seconds` | when this replica's certificate for peers ends; 0 without |
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register("peers", "Peers by state: live, suspect", metrics.peers.clone());
@@ -191,7 +203,29 @@ impl Metrics {
             "Streams of peers that were refused, and sessions ended for a fault, by reason",
             metrics.refusals.clone(),
         );
+        registry.register(
+            "peer_certificate_reads",
+            "Changes of the certificates for peers, by result: success, failure",
+            metrics.certificate_reads.clone(),
+        );
+        registry.register_with_unit(
+            "peer_certificate_not_after_timestamp",
+            "When this replica's certificate for peers ends, 0 without one",
+            Unit::Seconds,
+            metrics.certificate_end.clone(),
+        );
         metrics
+    }
+
+    /// The certificates changed, and could be used or not.
+    pub(super) fn certificates_read(&self, usable: bool) {
+        let result = if usable { "success" } else { "failure" };
+        self.certificate_reads.get_or_create(&Read { result }).inc();
+    }
+
+    /// When the certificate in use ends, in seconds since 1970.
+    pub(super) fn certificate(&self, not_after: i64) {
+        self.certificate_end.set(not_after);
     }
 
     pub(super) fn refused(&self, reason: Reason) {

@@ -14,6 +14,8 @@
 
 use std::io;
 
+use crate::tls;
+
 mod acceptor;
 mod codec;
 mod config;
@@ -25,6 +27,7 @@ mod mesh;
 mod metrics;
 mod replica;
 mod session;
+mod trust;
 
 pub use codec::Encoder;
 pub use config::Config;
@@ -39,4 +42,7 @@ pub enum Error {
     /// The listener cannot be bound; the text names the address.
     #[error(transparent)]
     Bind(#[from] io::Error),
+    /// A certificate, a key or a CA cannot be used; the text names the file.
+    #[error("tls: {0}")]
+    Tls(#[from] tls::Error),
 }

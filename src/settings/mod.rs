@@ -12,12 +12,15 @@ use serde::de::{Deserializer, Visitor};
 
 mod later;
 mod notation;
+mod optional;
 
 pub use later::{NOT_SUPPORTED, Unsupported};
 pub use notation::{
     DurationOrZeroText, DurationText, MAX_DURATION, NameText, NetworkText, Networks, OnOff,
     SizeOrNoneText, SizeText, Whole,
 };
+
+pub use optional::OrNone;
 
 /// One step from the top of the configuration to a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

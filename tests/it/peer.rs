@@ -10,6 +10,7 @@ use crate::harness::replica::{Replica, Spec, about, agreed, known, meshed};
 use crate::harness::{until, until_within};
 
 mod strangers;
+mod tls;
 
 /// Two replicas that know each other directly.
 async fn pair(rate: &str) -> (Replica, Replica) {

@@ -21,10 +21,11 @@ use super::dialer::Dial;
 use super::handle::{Command, MeshHandle};
 use super::metrics::{Metrics, Publisher};
 use super::session::Event;
-use super::{Config, Error, Replica};
+use super::{Config, Error, Replica, trust};
 use crate::replication::{DialFailure, Engine, ReplicatedLimiter, SessionId, Settings};
 use crate::runtime::{Drain, OnExit, Stage, Supervisor};
 use crate::time::{Clock, Timestamp};
+use crate::tls;
 
 mod sessions;
 
@@ -79,6 +80,7 @@ pub struct Mesh {
     published_at: Timestamp,
     visit_at: Timestamp,
     listener: Option<TcpListener>,
+    tls: Option<Arc<tls::Peers>>,
     events: mpsc::Receiver<Event>,
     /// Cloned by every session.
     events_in: mpsc::Sender<Event>,
@@ -111,17 +113,20 @@ impl Mesh {
     /// `limiter`. Returns the mesh and its bound address.
     ///
     /// # Errors
-    /// If the listener cannot be bound.
+    /// If the listener cannot be bound, or a certificate cannot be used.
     pub fn bind(
         config: &Config,
         replica: &Replica,
         limiter: Arc<ReplicatedLimiter>,
         surroundings: Surroundings,
     ) -> Result<(Self, SocketAddr), Error> {
+        let tls = config.tls.clone().map(tls::Peers::load).transpose()?;
         let listener = config.listen.bind(false)?;
         let bound = listener.local_addr()?;
         let address = replica.address(bound);
-        Ok((Self::new(config, replica, address, Some(listener), limiter, surroundings), bound))
+        let mut mesh = Self::new(config, replica, address, Some(listener), limiter, surroundings);
+        mesh.tls = tls.map(Arc::new);
+        Ok((mesh, bound))
     }
 
     /// The mesh of a lone replica: it listens nowhere and has nobody to dial.
@@ -164,6 +169,7 @@ impl Mesh {
             engine,
             surroundings,
             listener,
+            tls: None,
             events,
             events_in,
             commands,
@@ -189,6 +195,12 @@ impl Mesh {
     /// mesh: requests that still finish are still to be told of.
     pub async fn run(mut self, drain: Drain) {
         let served = self.serve();
+        if let Some(tls) = self.tls.clone() {
+            let (stop, metrics) = (self.stop.clone(), self.surroundings.metrics.clone());
+            self.surroundings.supervisor.spawn("peer certificates", OnExit::Ignore, async move {
+                stop.run_until_cancelled(trust::follow(tls, metrics)).await;
+            });
+        }
         self.run_until_left(&drain).await;
         self.stop.cancel();
         self.sessions.clear();
@@ -211,6 +223,7 @@ impl Mesh {
                 room: Arc::clone(&self.room),
                 supervisor: self.surroundings.supervisor.clone(),
                 metrics: self.surroundings.metrics.clone(),
+                tls: self.tls.clone(),
             };
             let stop = self.stop.clone();
             self.surroundings.supervisor.spawn("peer listener", OnExit::Fail, async move {
@@ -378,6 +391,7 @@ impl Mesh {
                 clock: self.surroundings.clock.clone(),
                 room: Arc::clone(&self.room),
                 events: self.events_in.clone(),
+                tls: self.tls.clone(),
                 stop: self.stop.clone(),
             };
             self.surroundings.supervisor.spawn("peer dial", OnExit::Ignore, dial.run());

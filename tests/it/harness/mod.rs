@@ -2,6 +2,7 @@
 //! bytes, and an upstream that records them.
 
 pub mod app;
+pub mod certs;
 mod client;
 pub mod dns;
 mod limits;

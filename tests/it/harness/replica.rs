@@ -18,6 +18,7 @@ use tidegate::peer::{Config, Mesh, MeshHandle, Metrics, Replica as Identity, Sur
 use tidegate::replication::{BucketView, Companion, Engine, PeerView, ReplicatedLimiter};
 use tidegate::runtime::{DrainControl, Supervisor};
 use tidegate::time::{Clock, Timestamp};
+use tidegate::tls::Mutual;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
@@ -34,6 +35,8 @@ pub struct Spec {
     /// Whether peers are configured, so that it waits for a snapshot.
     pub expects_peers: bool,
     pub join_timeout: Duration,
+    /// Mutual TLS in place of plain text.
+    pub tls: Option<Mutual>,
 }
 
 impl Spec {
@@ -46,6 +49,7 @@ impl Spec {
             rate: rate.to_owned(),
             expects_peers: true,
             join_timeout: Duration::from_millis(300),
+            tls: None,
         }
     }
 
@@ -114,7 +118,8 @@ impl Replica {
             group: spec.group,
             sync_interval: Duration::from_millis(20),
             join_timeout: spec.join_timeout,
-            insecure: true,
+            insecure: spec.tls.is_none(),
+            tls: spec.tls,
             ..Config::default()
         };
         let identity = Identity::try_new(spec.name, None).unwrap();

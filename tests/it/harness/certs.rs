@@ -1,0 +1,80 @@
+//! Certificates for tests: CAs, and what they sign, as files in a directory.
+
+use std::fs;
+use std::path::Path;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
+use tempfile::TempDir;
+use tidegate::tls::Mutual;
+
+/// A CA that exists for one test.
+pub struct Ca {
+    issuer: Issuer<'static, KeyPair>,
+    pub pem: String,
+}
+
+impl Ca {
+    pub fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: Issuer::new(params, key), pem }
+    }
+
+    /// A certificate and its key, both PEM, for `name`: a DNS name or a URI.
+    pub fn sign(&self, name: &str) -> (String, String) {
+        self.sign_as(name, |_| {})
+    }
+
+    /// A certificate that was over long ago.
+    pub fn sign_expired(&self, name: &str) -> (String, String) {
+        self.sign_as(name, |params| params.not_after = rcgen::date_time_ymd(2001, 1, 1))
+    }
+
+    fn sign_as(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        let name = name.to_owned();
+        params.subject_alt_names = vec![if name.contains("://") {
+            SanType::URI(name.try_into().unwrap())
+        } else {
+            SanType::DnsName(name.try_into().unwrap())
+        }];
+        change(&mut params);
+        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+    }
+}
+
+/// The files of one replica.
+pub struct Files(TempDir);
+
+impl Files {
+    pub fn new((cert, key): &(String, String), ca: &str) -> Self {
+        let files = Self(tempfile::tempdir().unwrap());
+        files.write("tls.crt", cert);
+        files.write("tls.key", key);
+        files.write("ca.crt", ca);
+        files
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Replaces a file at once, as a rename does.
+    pub fn write(&self, name: &str, content: &str) {
+        let new = self.path().join("new");
+        fs::write(&new, content).unwrap();
+        fs::rename(new, self.path().join(name)).unwrap();
+    }
+
+    pub fn mutual(&self, names: &[&str]) -> Mutual {
+        Mutual {
+            cert: self.path().join("tls.crt"),
+            key: self.path().join("tls.key"),
+            ca: self.path().join("ca.crt"),
+            names: names.iter().map(|name| name.parse().unwrap()).collect(),
+        }
+    }
+}
