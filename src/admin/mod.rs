@@ -19,6 +19,7 @@ mod question;
 mod routes;
 mod server;
 mod service;
+mod token;
 mod top;
 mod watch;
 
@@ -27,3 +28,4 @@ pub use config::Config;
 pub use http::{HttpServer, Pages, Status};
 pub use server::{AdminServer, Bounds, Health, ServerError};
 pub use service::{AdminService, Configuration};
+pub use token::{TokenError, token};

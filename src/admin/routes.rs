@@ -13,9 +13,16 @@ use tonic::server::NamedService;
 use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceExt as _};
 
+use super::token::Token;
+
 /// Services by name. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Routes(Arc<Vec<(&'static str, Grpc)>>);
+pub(super) struct Routes {
+    services: Arc<Vec<(&'static str, Grpc)>>,
+    /// What every call must carry but those of the open service.
+    token: Option<Arc<Token>>,
+    open: &'static str,
+}
 
 type Grpc = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
@@ -34,8 +41,13 @@ where
 }
 
 impl Routes {
-    pub(super) fn new(routes: impl IntoIterator<Item = (&'static str, Grpc)>) -> Self {
-        Self(Arc::new(routes.into_iter().collect()))
+    /// With a token every service needs it but `open`.
+    pub(super) fn new(
+        services: impl IntoIterator<Item = (&'static str, Grpc)>,
+        token: Option<Arc<Token>>,
+        open: &'static str,
+    ) -> Self {
+        Self { services: Arc::new(services.into_iter().collect()), token, open }
     }
 }
 
@@ -51,7 +63,13 @@ impl Service<Request<Body>> for Routes {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         // A gRPC path is `/service/method`.
         let name = request.uri().path().split('/').nth(1).unwrap_or_default();
-        match self.0.iter().find(|(known, _)| *known == name) {
+        if let Some(token) = &self.token
+            && name != self.open
+            && let Err(status) = token.check(request.headers())
+        {
+            return Box::pin(async move { Ok(status.into_http()) });
+        }
+        match self.services.iter().find(|(known, _)| *known == name) {
             Some((_, service)) => Box::pin(service.clone().oneshot(request)),
             None => {
                 let status = Status::unimplemented(format!("there is no service `{name}` here"));

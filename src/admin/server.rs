@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use super::cluster::Cluster;
 use super::connection;
 use super::routes::{Routes, route};
 use super::service::AdminService;
+use super::token::{Token, TokenError};
 use crate::runtime::{Drain, ListenAddr, Stage};
 use crate::wire;
 use crate::wire::tidegate::admin::v1::admin_server::{AdminServer as Grpc, SERVICE_NAME};
@@ -59,6 +61,7 @@ pub struct AdminServer {
     listener: TcpListener,
     bounds: Bounds,
     health: Health,
+    token: Option<Arc<Token>>,
 }
 
 /// What `grpc.health.v1` answers. Cheap to clone.
@@ -98,7 +101,16 @@ impl AdminServer {
         let health = Health { reporter: HealthReporter::new(), leaving: Arc::default() };
         // Nobody else has the reporter yet, so that this does not wait.
         let _ = health.set_serving(false).now_or_never();
-        Ok((Self { listener, bounds: Bounds::default(), health }, address))
+        Ok((Self { listener, bounds: Bounds::default(), health, token: None }, address))
+    }
+
+    /// The same, where every call but those of health must carry the token of a file.
+    ///
+    /// # Errors
+    /// If the file has none.
+    pub fn with_token(self, path: &Path) -> Result<Self, TokenError> {
+        let token = Some(Arc::new(Token::load(path)?));
+        Ok(Self { token, ..self })
     }
 
     /// The same with other bounds.
@@ -123,19 +135,20 @@ impl AdminServer {
         service: AdminService<C>,
         drain: Drain,
     ) -> Result<(), ServerError> {
-        let Self { listener, bounds, health } = self;
+        let Self { listener, bounds, health, token } = self;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         health.reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await;
 
         let end = CancellationToken::new();
         let connections =
             connection::accept(listener, bounds.connections, bounds.preface, end.clone());
-        let services = Routes::new([
+        let services = [
             route(Grpc::new(service).max_decoding_message_size(MAX_REQUEST_BYTES)),
             route(HealthServer::new(HealthService::from_health_reporter(health.reporter.clone()))),
             route(reflection().build_v1()?),
             route(reflection().build_v1alpha()?),
-        ]);
+        ];
+        let services = Routes::new(services, token.clone(), health_server::SERVICE_NAME);
         let server = Server::builder()
             .timeout(bounds.request)
             .max_concurrent_streams(bounds.streams)
@@ -156,9 +169,16 @@ impl AdminServer {
             health.set_serving(false).await;
             std::future::pending().await
         };
+        let following = async {
+            match &token {
+                Some(token) => token.follow().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             served = served => Ok(served?),
             () = leaving => Ok(()),
+            () = following => Ok(()),
         }
     }
 }

@@ -131,7 +131,10 @@ impl App {
 
         let (http, telemetry_address) =
             HttpServer::bind(config.telemetry.listen).context("telemetry")?;
-        let (admin, admin_address) = AdminServer::bind(config.admin.listen).context("admin")?;
+        let (mut admin, admin_address) = AdminServer::bind(config.admin.listen).context("admin")?;
+        if let Some(path) = &config.admin.token_file {
+            admin = admin.with_token(path).context("admin")?;
+        }
         let (proxy, proxy_address) = Proxy::bind(
             config.proxy.clone(),
             Arc::clone(&limiter),

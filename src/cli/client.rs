@@ -4,21 +4,42 @@
 use std::error::Error as _;
 use std::fmt;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use http::uri::Authority;
 use serde::Serialize;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 
+use crate::admin;
 use crate::wire::tidegate::admin::v1::admin_client::AdminClient;
 
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long an answer may take to begin.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// A client that carries the token, if there is one.
+pub(super) type Client = AdminClient<InterceptedService<Channel, Bearer>>;
+
+/// Puts the token on every call.
+#[derive(Clone)]
+pub(super) struct Bearer(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(value) = &self.0 {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(request)
+    }
+}
 
 /// Where the replica is, and how to print what it says.
 #[derive(Clone, Debug, Args)]
@@ -31,6 +52,9 @@ pub struct ClientArgs {
         default_value = "127.0.0.1:9402"
     )]
     pub admin: AdminAddr,
+    /// File with the replica's admin token, if it wants one
+    #[arg(long, env = "TIDEGATE_ADMIN_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
     /// How to print the answer
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     pub output: Output,
@@ -108,14 +132,22 @@ impl Error {
 
 impl ClientArgs {
     /// A client of the replica; connects.
-    pub(super) async fn connect(&self) -> Result<AdminClient<Channel>, Error> {
+    pub(super) async fn connect(&self) -> Result<Client, Error> {
+        let bearer = match &self.token_file {
+            Some(path) => {
+                let token = admin::token(path).map_err(|error| Error::Usage(error.to_string()))?;
+                let value = format!("Bearer {token}").parse();
+                Some(value.map_err(|_| Error::Usage("the token cannot be sent".to_owned()))?)
+            }
+            None => None,
+        };
         let endpoint = Endpoint::from_shared(format!("http://{}", self.admin))
             .map_err(|error| Error::Usage(format!("--admin: {error}")))?
             .connect_timeout(CONNECT_TIMEOUT)
             .timeout(ANSWER_TIMEOUT);
         let channel =
             endpoint.connect().await.map_err(|error| self.unreachable(deepest(&error)))?;
-        Ok(AdminClient::new(channel))
+        Ok(AdminClient::with_interceptor(channel, Bearer(bearer)))
     }
 
     /// What a failed call means.
@@ -132,6 +164,12 @@ impl ClientArgs {
             Error::Usage(message.to_owned())
         } else if code == Code::NotFound {
             Error::Refused(message.to_owned())
+        } else if code == Code::Unauthenticated {
+            Error::Refused(format!(
+                "{}: {message}\nhint: name the file with the token by --token-file FILE or \
+                 TIDEGATE_ADMIN_TOKEN_FILE",
+                self.admin
+            ))
         } else if code == Code::Unimplemented {
             Error::Refused(format!(
                 "the replica at {} is of another version and does not know the question",
@@ -196,7 +234,11 @@ mod tests {
     }
 
     fn args() -> ClientArgs {
-        ClientArgs { admin: "127.0.0.1:9402".parse().unwrap(), output: Output::Json }
+        ClientArgs {
+            admin: "127.0.0.1:9402".parse().unwrap(),
+            token_file: None,
+            output: Output::Json,
+        }
     }
 
     #[test]

@@ -188,7 +188,7 @@ telemetry: [1]
             "13:22: limits[1].key[1]: `ägypten` is not a key part: write client_ip, header:NAME, cookie:NAME, query:NAME, path, method or host",
             "14:11: limits[2].name: `b` is the name of limits[1] already",
             "16:5: limits[2].rate: given twice; first in line 15 column 5",
-            "18:11: admin.listen: `0.0.0.0:9402` is not a loopback address; other addresses need `token_file` or `tls`, which are not supported by this version",
+            "18:11: admin.listen: `0.0.0.0:9402` is not a loopback address; other addresses need `token_file`",
             "19:12: telemetry: expected a map, found a list",
         ]
     );
@@ -363,11 +363,9 @@ fn what_a_later_version_brings_is_refused_by_name() {
         let lines = limit_faults(&format!("{{ name: a, rate: 1/s, {fields} }}"));
         one_fault(&lines, &[&format!("limits[0].{path}: "), "not supported by this version"]);
     }
-    for (section, fields, path) in [
-        ("proxy", "tls: { cert: a }", "proxy.tls"),
-        ("admin", "tls: a", "admin.tls"),
-        ("admin", "token_file: /t", "admin.token_file"),
-    ] {
+    for (section, fields, path) in
+        [("proxy", "tls: { cert: a }", "proxy.tls"), ("admin", "tls: a", "admin.tls")]
+    {
         let upstream = "upstream: http://a";
         let lines = match section {
             "proxy" => faults(&format!("proxy: {{ {upstream}, {fields} }}")),

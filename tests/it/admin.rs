@@ -1,6 +1,7 @@
 //! The admin gRPC and the subcommands that ask it.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
@@ -34,6 +35,8 @@ use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
+
+use crate::harness::until;
 
 const ME: Incarnation = Incarnation::from_bytes([1; 16]);
 pub(crate) const PEER: Incarnation = Incarnation::from_bytes([2; 16]);
@@ -247,6 +250,15 @@ impl Replica {
         bounds: Bounds,
         dress: impl FnOnce(AdminService<Shared>) -> AdminService<Shared>,
     ) -> Self {
+        Self::start_guarded(limits, peers, |server| server.with_bounds(bounds), dress).await
+    }
+
+    async fn start_guarded(
+        limits: LimitSet,
+        peers: Vec<PeerView>,
+        guard: impl FnOnce(AdminServer) -> AdminServer,
+        dress: impl FnOnce(AdminService<Shared>) -> AdminService<Shared>,
+    ) -> Self {
         let clock = Clock::manual(Timestamp::from_millis(1_000_000));
         let limiter = Arc::new(Limiter::new(limits, 1_000_000, Companion::default()));
         let settings = Settings {
@@ -269,7 +281,7 @@ impl Replica {
             stopped: AtomicBool::new(false),
         });
         let (server, address) = AdminServer::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let server = server.with_bounds(bounds);
+        let server = guard(server);
         let health = server.health();
         let metrics = Metrics::register(&mut Registry::default(), &limiter.limits());
         let enforcer =
@@ -702,6 +714,38 @@ async fn a_stopped_mesh_is_unavailable_and_limits_still_answer() {
         client.list_buckets(pb::ListBucketsRequest::default()).await.unwrap().into_inner();
     assert_eq!(stream.message().await.unwrap_err().code(), Code::Unavailable);
     assert!(client.list_limits(pb::ListLimitsRequest {}).await.is_ok());
+}
+
+#[tokio::test]
+async fn with_a_token_file_every_call_but_health_needs_the_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("token");
+    fs::write(&path, "first-token-of-all\n").unwrap();
+    let guard = |server: AdminServer| server.with_token(&path).unwrap();
+    let replica = Replica::start_guarded(limit_set(), Vec::new(), guard, |service| service).await;
+    let mut client = replica.client().await;
+    let mut ask = async |token: Option<&str>| {
+        let mut request = tonic::Request::new(pb::ListLimitsRequest::default());
+        if let Some(token) = token {
+            let value = format!("Bearer {token}").parse().unwrap();
+            request.metadata_mut().insert("authorization", value);
+        }
+        client.list_limits(request).await.map(|_| ()).map_err(|status| status.code())
+    };
+    assert_eq!(ask(None).await, Err(Code::Unauthenticated));
+    assert_eq!(ask(Some("another-token-of-all")).await, Err(Code::Unauthenticated));
+    assert_eq!(ask(Some("first-token-of-all")).await, Ok(()));
+    // The kubelet has no token.
+    let mut health = replica.health_client().await;
+    health.check(HealthCheckRequest::default()).await.unwrap();
+
+    // Replaced: the new one counts, and the old one no more. Unsound: it stays.
+    fs::write(&path, "second-token-of-all\n").unwrap();
+    until("the new token counts", async || ask(Some("second-token-of-all")).await.is_ok()).await;
+    assert_eq!(ask(Some("first-token-of-all")).await, Err(Code::Unauthenticated));
+    fs::write(&path, "short").unwrap();
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    assert_eq!(ask(Some("second-token-of-all")).await, Ok(()));
 }
 
 #[tokio::test]
