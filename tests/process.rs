@@ -331,6 +331,7 @@ fn ob_g3_the_access_log_says_who_refused_and_never_what_a_client_sent() {
     assert_eq!((&second["verdict"], &second["limit"]), (&"refused".into(), &"small".into()));
     assert_eq!((&second["status"], &second["outcome"]), (&429.into(), &"limited".into()));
     assert_eq!(second["shadow_refused"], "trial");
+    assert_eq!((&first["held"], &second["held"]), (&0.0.into(), &0.0.into()));
     assert_eq!((&second["method"], &second["path"]), (&"GET".into(), &"/a%20b".into()));
     assert_eq!(second["client"], "127.0.0.1");
     assert!(second["bytes"].as_u64().unwrap() > 0 && second["seconds"].is_f64());

@@ -24,13 +24,14 @@ pub(super) fn duration(nanos: u64) -> prost_types::Duration {
     }
 }
 
+/// A duration up to 584 years.
+pub(super) fn span(time: Duration) -> prost_types::Duration {
+    duration(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
 pub(super) fn rate(rate: Rate) -> pb::Rate {
     let period = Duration::from_millis(u64::from(rate.period_ms()));
-    pb::Rate {
-        text: rate.to_string(),
-        tokens: rate.tokens(),
-        period: Some(duration(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX))),
-    }
+    pb::Rate { text: rate.to_string(), tokens: rate.tokens(), period: Some(span(period)) }
 }
 
 /// A limit, of which this replica has `buckets` buckets.
@@ -62,6 +63,7 @@ pub(super) fn limit(limit: &Limit, buckets: u64) -> pb::Limit {
         buckets,
         applies_to: condition(&rule.condition),
         exempt: rule.exempt.iter().map(condition).collect(),
+        max_wait: (!limit.max_wait().is_zero()).then(|| span(limit.max_wait())),
     }
 }
 
@@ -122,6 +124,9 @@ pub(super) fn bucket(view: &BucketView, limits: &LimitSet, mesh: &MeshView) -> O
         unsent_micros: signed(*unsent),
         unsent: Tokens::from_micros(signed(*unsent)).as_f64(),
         heard_ago: view.heard_nanos_ago.map(duration),
+        waiting: view.waiting as u64,
+        awaited: view.awaited.as_f64(),
+        awaited_micros: view.awaited.micros(),
     })
 }
 
@@ -191,6 +196,7 @@ pub(super) fn totals(limit: &str, totals: CheckTotals, buckets: u64) -> pb::Limi
     pb::LimitTotals {
         limit: limit.to_owned(),
         admitted: totals.admitted,
+        held: totals.held,
         refused: totals.refused,
         shadow_refused: totals.shadow_refused,
         not_charged: totals.not_charged,

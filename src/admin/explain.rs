@@ -103,6 +103,7 @@ pub(super) fn response(
                 .collect(),
             body,
             refused_by: refused_by.unwrap_or_default(),
+            held_for: foreseen.held_for.map(convert::span),
         }),
         knowledge: Some(knowledge),
         note: foreseen.note.to_owned(),
@@ -130,7 +131,9 @@ fn limits(
     let explained = explanation.limits.iter().filter_map(|(index, applicability)| {
         let limit = explanation.in_force.get(*index)?;
         let (verdict, reason) = match applicability {
-            Applicability::Applies { check, .. } => applies(&explanation.decision, *check),
+            Applicability::Applies { check, .. } => {
+                applies(&explanation.decision, *check, foreseen.held_for.is_some())
+            }
             Applicability::Excluded(Exclusion::Unmatched(field)) => (
                 pb::LimitVerdict::NotMatched,
                 unmatched(&limit.rule().condition, *field, method, foreseen),
@@ -168,7 +171,9 @@ fn limits(
             told.rate = Some(convert::rate(quota.rate()));
             (told.cost, told.cost_micros) = (cost.as_f64(), cost.micros());
             let taken = check.is_some_and(|check| check.outcome == Outcome::Admitted);
-            let due = check.filter(|_| !taken && *level < cost).map_or(Due::Now, |check| check.due);
+            let due = check
+                .filter(|c| !taken && c.outcome != Outcome::NotCharged)
+                .map_or(Due::Now, |check| check.due);
             told.due_in = match due {
                 Due::Now => Some(convert::duration(0)),
                 Due::In(nanos) => Some(convert::duration(nanos)),
@@ -181,14 +186,24 @@ fn limits(
 }
 
 /// The verdict of a limit that applies.
-fn applies(decision: &Decision, check: Option<usize>) -> (pb::LimitVerdict, String) {
+fn applies(decision: &Decision, check: Option<usize>, held: bool) -> (pb::LimitVerdict, String) {
     let Some(check) = check.and_then(|check| decision.checks.get(check)) else {
         let reason = "another limit refuses the request for a part that is missing";
         return (pb::LimitVerdict::NotCharged, reason.to_owned());
     };
     match check.outcome {
         Outcome::Admitted => (pb::LimitVerdict::Admitted, "it has room".to_owned()),
+        Outcome::Refused if held => {
+            let reason = format!("{}; the request waits", no_room(check.due, check.cost));
+            (pb::LimitVerdict::Held, reason)
+        }
+        Outcome::Refused if check.level >= check.cost => {
+            (pb::LimitVerdict::Refused, "other requests wait for what it has".to_owned())
+        }
         Outcome::Refused => (pb::LimitVerdict::Refused, no_room(check.due, check.cost)),
+        Outcome::NotCharged if held => {
+            (pb::LimitVerdict::NotCharged, "it has room, but another limit has not yet".to_owned())
+        }
         Outcome::NotCharged => {
             (pb::LimitVerdict::NotCharged, "it has room, but another limit refuses".to_owned())
         }

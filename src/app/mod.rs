@@ -121,11 +121,9 @@ impl App {
         let limits = config.limits();
         let mut metrics = telemetry::Metrics::new();
         let proxy_metrics = proxy::Metrics::register(metrics.registry(), &limits);
-        let limiter = Arc::new(ReplicatedLimiter::new(
-            limits,
-            config.limiter.max_buckets,
-            Companion::default(),
-        ));
+        let limiter =
+            ReplicatedLimiter::new(limits, config.limiter.max_buckets, Companion::default());
+        let limiter = Arc::new(limiter.with_crowding(config.limiter.crowding()));
         metrics::register(metrics.registry(), &limiter);
         let report = Report::register(metrics.registry(), &config);
 

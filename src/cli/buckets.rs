@@ -137,6 +137,8 @@ pub(super) struct Bucket {
     spent: Vec<Spent>,
     admitted: u64,
     refused: u64,
+    waiting: u64,
+    awaited: f64,
     unsent: f64,
     heard_seconds_ago: Option<f64>,
     knowledge: Knowledge,
@@ -365,6 +367,7 @@ fn get_table(bucket: &Bucket) -> String {
         line("full", until(pb.full_in.as_ref())),
         line("admitted here", bucket.admitted.to_string()),
         line("refused here", bucket.refused.to_string()),
+        line("waiting here", waiting_text(pb)),
         line("unsent", tokens(pb.unsent_micros)),
         line("knowledge", bucket.knowledge.text()),
     ];
@@ -389,6 +392,14 @@ fn get_table(bucket: &Bucket) -> String {
             spent.collect(),
         )
     )
+}
+
+/// The requests that wait, and what they cost.
+fn waiting_text(bucket: &pb::Bucket) -> String {
+    match bucket.waiting {
+        0 => "0".to_owned(),
+        waiting => format!("{waiting}, for {} token(s)", tokens(bucket.awaited_micros)),
+    }
 }
 
 /// Time until something, where none means never.
@@ -427,6 +438,8 @@ impl Bucket {
                 .collect(),
             admitted: bucket.admitted,
             refused: bucket.refused,
+            waiting: bucket.waiting,
+            awaited: bucket.awaited,
             unsent: bucket.unsent,
             heard_seconds_ago: seconds(bucket.heard_ago.as_ref()),
             knowledge: knowledge.clone(),

@@ -104,6 +104,9 @@ struct Answer {
     headers: Vec<(String, String)>,
     body: String,
     refused_by: Option<String>,
+    held_seconds: Option<f64>,
+    #[serde(skip)]
+    held_for: Option<prost_types::Duration>,
 }
 
 /// Runs `tidegate explain`.
@@ -151,7 +154,11 @@ fn table(explanation: &Explanation) -> String {
     facts.push(line(
         "answer",
         match (&answer.refused_by, answer.forwarded) {
-            (Some(limit), _) => format!("{status}, refused by {limit}"),
+            (Some(limit), true) => format!(
+                "the upstream's, after about {} for {limit}",
+                until(answer.held_for.as_ref())
+            ),
+            (Some(limit), false) => format!("{status}, refused by {limit}"),
             (None, true) => "the upstream's".to_owned(),
             (None, false) => status,
         },
@@ -207,6 +214,8 @@ impl From<pb::ExplainResponse> for Explanation {
                 headers: given.headers.into_iter().map(|h| (h.name, h.value)).collect(),
                 body: given.body,
                 refused_by: (!given.refused_by.is_empty()).then_some(given.refused_by),
+                held_seconds: seconds(given.held_for.as_ref()),
+                held_for: given.held_for,
             },
             note: answer.note,
             knowledge: Knowledge::from(answer.knowledge.unwrap_or_default()),
@@ -232,6 +241,7 @@ impl From<pb::ExplainedLimit> for Limit {
                 pb::LimitVerdict::Exempt => "exempt",
                 pb::LimitVerdict::Skipped => "skipped",
                 pb::LimitVerdict::Denied => "denied",
+                pb::LimitVerdict::Held => "held",
                 pb::LimitVerdict::Unspecified => "unknown",
             },
             bucket: (!limit.bucket_id.is_empty()).then(|| Bucket {

@@ -6,8 +6,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::buckets::Rate;
-use super::client::{ClientArgs, Error};
-use super::table::{Side, render, tokens};
+use super::client::{ClientArgs, Error, seconds};
+use super::table::{Side, render, span, tokens};
 use crate::wire::tidegate::admin::v1 as pb;
 
 /// Arguments of `tidegate limits`.
@@ -30,6 +30,7 @@ struct Limit {
     cost: f64,
     expose: bool,
     overrides: u32,
+    max_wait_seconds: Option<f64>,
     buckets: u64,
     /// Empty: every request.
     applies_to: String,
@@ -76,6 +77,7 @@ fn table(limits: &[Limit]) -> String {
             limit.mode.to_owned(),
             if limit.expose { "yes" } else { "no" }.to_owned(),
             limit.overrides.to_string(),
+            pb.max_wait.as_ref().map_or_else(|| "-".to_owned(), |time| span(Some(time))),
             limit.buckets.to_string(),
             format!("{applies_to}{exempt}"),
         ]
@@ -91,6 +93,7 @@ fn table(limits: &[Limit]) -> String {
             ("MODE", Side::Left),
             ("EXPOSE", Side::Left),
             ("OVERRIDES", Side::Right),
+            ("MAX WAIT", Side::Right),
             ("BUCKETS", Side::Right),
             ("APPLIES TO", Side::Left),
         ],
@@ -125,6 +128,7 @@ impl From<pb::Limit> for Limit {
             cost: limit.cost,
             expose: limit.expose,
             overrides: limit.overrides,
+            max_wait_seconds: seconds(limit.max_wait.as_ref()),
             buckets: limit.buckets,
             applies_to: limit.applies_to,
             exempt: limit.exempt,

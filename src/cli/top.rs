@@ -58,6 +58,7 @@ struct Snapshot {
 struct Totals {
     limit: String,
     admitted: u64,
+    held: u64,
     refused: u64,
     shadow_refused: u64,
     not_charged: u64,
@@ -132,7 +133,8 @@ impl Snapshot {
     ) -> Self {
         let knowledge = Knowledge::from(message.knowledge.unwrap_or_default());
         let limits = message.totals.into_iter().map(|totals| {
-            let now = (totals.admitted, totals.refused);
+            // What waited was admitted in the end.
+            let now = (totals.admitted.saturating_add(totals.held), totals.refused);
             let then = before.insert(totals.limit.clone(), now);
             let per_second = |now: u64, then: u64, since: Duration| {
                 now.saturating_sub(then) as f64 / since.as_secs_f64()
@@ -143,6 +145,7 @@ impl Snapshot {
                 }),
                 limit: totals.limit,
                 admitted: totals.admitted,
+                held: totals.held,
                 refused: totals.refused,
                 shadow_refused: totals.shadow_refused,
                 not_charged: totals.not_charged,
@@ -165,6 +168,7 @@ fn view(snapshot: &Snapshot) -> String {
             rate(totals.rates.map(|(admitted, _)| admitted)),
             rate(totals.rates.map(|(_, refused)| refused)),
             totals.admitted.to_string(),
+            totals.held.to_string(),
             totals.refused.to_string(),
             totals.shadow_refused.to_string(),
             totals.not_charged.to_string(),
@@ -176,6 +180,7 @@ fn view(snapshot: &Snapshot) -> String {
         ("ADMITTED/S", Side::Right),
         ("REFUSED/S", Side::Right),
         ("ADMITTED", Side::Right),
+        ("HELD", Side::Right),
         ("REFUSED", Side::Right),
         ("SHADOW", Side::Right),
         ("NOT CHARGED", Side::Right),

@@ -126,10 +126,16 @@ impl TokenBucket {
 
     /// When `cost` will be there, if nobody else spends.
     pub fn due(&self, quota: &Quota, cost: Tokens) -> Due {
+        self.due_after(quota, Tokens::ZERO, cost)
+    }
+
+    /// When `cost` will be there, if others take `ahead` first, in parts that the
+    /// bucket can give.
+    pub fn due_after(&self, quota: &Quota, ahead: Tokens, cost: Tokens) -> Due {
         if cost > quota.burst() || quota.rate().is_blocked() {
             return Due::Never;
         }
-        let missing = cost.micros().saturating_sub(self.level);
+        let missing = ahead.plus(cost).micros().saturating_sub(self.level);
         match u64::try_from(missing) {
             Err(_) | Ok(0) => Due::Now,
             Ok(missing) => quota.rate().nanos_for(missing, self.carry).map_or(Due::Never, Due::In),

@@ -12,6 +12,7 @@ use super::request::Attributes;
 use super::rule::Exclusion;
 use super::store::Slot;
 use super::tokens::Tokens;
+use super::wait::Asking;
 use super::{Charge, Companion, Decision, Event, Ground, Limiter, Part, Quota, Verdict};
 use crate::time::Timestamp;
 
@@ -67,7 +68,7 @@ impl<S: Clone> Trial<S> {
     ) -> (&mut Slot<S>, &Quota) {
         let known = self.0.iter().position(|(id, ..)| *id == charge.bucket);
         let index = known.unwrap_or_else(|| {
-            let copy = limiter.with_existing(charge.bucket, |slot, quota| (slot.clone(), *quota));
+            let copy = limiter.with_existing(charge.bucket, |slot, quota| (slot.copy(), *quota));
             let (slot, quota) = copy.unwrap_or_else(|| {
                 let (limit, quota) = (charge.limit, charge.limit.quota(charge.bucket));
                 let start = limiter.floors.would_start(charge.index, limit, quota, now);
@@ -140,7 +141,7 @@ impl<C: Companion> Limiter<C> {
             explained.push((index, applicability));
         }
         let decision = match denied {
-            None => self.charge(&mut trial, &charges, now),
+            None => self.charge(&mut trial, &charges, Asking::NEWCOMER, now),
             Some((limit, part)) => {
                 // A decision ends there, before any bucket is asked.
                 for (_, applicability) in &mut explained {

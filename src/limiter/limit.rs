@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::cost::Cost;
 use super::key::{BucketId, IdentitySeed};
@@ -56,6 +57,8 @@ pub struct LimitSpec {
     pub expose: bool,
     /// What happens while replicas are not heard.
     pub partition: Partition,
+    /// How long a request may wait for its tokens before it is refused.
+    pub max_wait: Duration,
 }
 
 impl LimitSpec {
@@ -71,6 +74,7 @@ impl LimitSpec {
             mode: Mode::Enforce,
             expose: true,
             partition: Partition::default(),
+            max_wait: Duration::ZERO,
         }
     }
 
@@ -161,6 +165,11 @@ impl Limit {
     /// What happens while replicas are not heard.
     pub const fn partition(&self) -> Partition {
         self.spec.partition
+    }
+
+    /// How long a request may wait for its tokens before it is refused.
+    pub const fn max_wait(&self) -> Duration {
+        self.spec.max_wait
     }
 
     /// Whether answers tell the limit's state.

@@ -9,6 +9,8 @@
 //!   or none;
 //! - no code path holds the guards of two buckets at once;
 //! - a bucket that does not exist is a full bucket;
+//! - nobody who comes later passes before one who waits for the same bucket, and
+//!   one who waits owns nothing;
 //! - a bucket's level stands under the quota of its slot's revision, and whoever
 //!   looks at it brings both up to date first, under the same guard.
 
@@ -29,6 +31,7 @@ mod explain;
 mod floor;
 pub mod key;
 mod limit;
+mod line;
 mod path;
 mod quota;
 mod reload;
@@ -38,6 +41,7 @@ mod store;
 #[cfg(test)]
 mod testing;
 mod tokens;
+mod wait;
 
 pub use bucket::{Due, TokenBucket};
 pub use cost::Cost;
@@ -45,6 +49,7 @@ pub use decision::{Check, Decision, Outcome, Verdict};
 pub use explain::{Applicability, Explanation};
 pub use key::{BucketId, KeyBuf, KeyValue};
 pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode, Partition, TooManyLimits};
+pub use line::Calls;
 pub use path::{PathError, PathPattern, normalise};
 pub use quota::{Quota, Rate, RateError};
 pub use request::{Attributes, Client};
@@ -53,9 +58,11 @@ pub use rule::{
 };
 pub use store::{Slot, Store};
 pub use tokens::Tokens;
+pub use wait::{Crowding, Outlook, Turn, Waiter};
 
 use floor::Floors;
 use reload::Former;
+use wait::{Asking, Hall};
 
 /// What a higher layer does with a bucket whenever its own ledger moves.
 pub trait Companion: Send + Sync + 'static {
@@ -80,8 +87,16 @@ pub trait Companion: Send + Sync + 'static {
     /// How much of the level may be spent. The bucket was advanced to `now`.
     fn room(&self, slot: &Slot<Self::State>, now: Timestamp) -> Tokens;
 
-    /// When `cost` will be there. The bucket was advanced to `now`.
-    fn due(&self, slot: &Slot<Self::State>, quota: &Quota, cost: Tokens, now: Timestamp) -> Due;
+    /// When `cost` will be there, if other requests take `ahead` first. The bucket
+    /// was advanced to `now`.
+    fn due(
+        &self,
+        slot: &Slot<Self::State>,
+        quota: &Quota,
+        ahead: Tokens,
+        cost: Tokens,
+        now: Timestamp,
+    ) -> Due;
 
     /// When a bucket was last used, if the higher layer knows.
     fn used_at(&self, state: &Self::State) -> Timestamp;
@@ -95,10 +110,15 @@ pub trait Companion: Send + Sync + 'static {
 pub enum Event {
     /// This much was added to `spent`.
     Spent(Tokens),
+    /// This much was added to `spent`, for a request that had been
+    /// [refused](Self::Refused) before and waited.
+    Paced(Tokens),
     /// This much was added to `returned`.
     Returned(Tokens),
     /// A request of this cost found no room.
     Refused(Tokens),
+    /// A first request waits now, or the last one that waited is gone.
+    Line,
 }
 
 /// A limiter without peers.
@@ -118,8 +138,15 @@ impl Companion for Alone {
         slot.bucket.level()
     }
 
-    fn due(&self, slot: &Slot<()>, quota: &Quota, cost: Tokens, _: Timestamp) -> Due {
-        slot.bucket.due(quota, cost)
+    fn due(
+        &self,
+        slot: &Slot<()>,
+        quota: &Quota,
+        ahead: Tokens,
+        cost: Tokens,
+        _: Timestamp,
+    ) -> Due {
+        slot.bucket.due_after(quota, ahead, cost)
     }
 
     fn used_at(&self, (): &()) -> Timestamp {
@@ -141,6 +168,7 @@ pub struct Limiter<C: Companion> {
     store: Store<C::State>,
     floors: Floors,
     evicted: [AtomicU64; 2],
+    hall: Hall,
     companion: C,
 }
 
@@ -222,6 +250,7 @@ impl<C: Companion> Limiter<C> {
             store: Store::new(max_buckets),
             floors: Floors::default(),
             evicted: Default::default(),
+            hall: Hall::default(),
             companion,
         }
     }
@@ -241,12 +270,18 @@ impl<C: Companion> Limiter<C> {
         &self.companion
     }
 
-    /// Decides on `request` at `now`, and charges it if it may pass.
+    /// Decides on `request` at `now`, and charges it if it may pass. Where requests
+    /// wait it is refused, whatever the level: nobody overtakes them.
     ///
     /// With several enforcing limits the cost is first held in each bucket, in
     /// the order of their identities; only when all hold is it spent, and if one
     /// lacks room the rest is given back.
     pub fn decide(&self, request: &impl Attributes, now: Timestamp) -> Decision {
+        self.decide_as(Asking::NEWCOMER, request, now)
+    }
+
+    /// Decides on a request that may have waited.
+    fn decide_as(&self, asking: Asking<'_>, request: &impl Attributes, now: Timestamp) -> Decision {
         let limits = self.limits.load();
         let mut charges: SmallVec<[Charge<'_>; 2]> = SmallVec::new();
         for (index, limit) in limits.iter() {
@@ -259,13 +294,14 @@ impl<C: Companion> Limiter<C> {
                 }
             }
         }
-        self.charge(&mut Live, &charges, now)
+        self.charge(&mut Live, &charges, asking, now)
     }
 
     fn charge<G: Ground<C>>(
         &self,
         ground: &mut G,
         charges: &[Charge<'_>],
+        asking: Asking<'_>,
         now: Timestamp,
     ) -> Decision {
         let enforcing = charges.iter().filter(|c| c.limit.mode() == Mode::Enforce).count();
@@ -275,17 +311,17 @@ impl<C: Companion> Limiter<C> {
             0 => false,
             1 => {
                 let only = charges.iter().position(|c| c.limit.mode() == Mode::Enforce);
-                only.is_some_and(|i| !self.spend(ground, &charges[i], &mut checks[i], now))
+                only.is_some_and(|i| !self.spend(ground, &charges[i], &mut checks[i], asking, now))
             }
-            _ => !self.spend_all(ground, charges, &mut checks, now),
+            _ => !self.spend_all(ground, charges, &mut checks, asking, now),
         };
         // A shadow limit is charged only for what really passes.
         for (charge, check) in charges.iter().zip(&mut checks) {
             if charge.limit.mode() == Mode::Shadow {
                 if refused {
-                    self.observe(ground, charge, check, now);
+                    self.observe(ground, charge, check, asking, now);
                 } else {
-                    self.spend(ground, charge, check, now);
+                    self.spend(ground, charge, check, asking, now);
                 }
             }
         }
@@ -304,16 +340,17 @@ impl<C: Companion> Limiter<C> {
         ground: &mut G,
         charge: &Charge<'_>,
         check: &mut Check,
+        asking: Asking<'_>,
         now: Timestamp,
     ) -> bool {
-        self.at_bucket(ground, charge, check, now, |slot, check| {
+        self.at_bucket(ground, charge, check, asking, now, |slot, check| {
             let taken =
-                self.companion.room(slot, now) >= check.cost && slot.bucket.try_take(check.cost);
+                self.has_room(charge, slot, asking, now) && slot.bucket.try_take(check.cost);
             if taken {
                 slot.admitted = slot.admitted.saturating_add(1);
-                self.commit::<G>(charge.bucket, slot, check, now);
+                self.commit::<G>(charge.bucket, slot, check, asking, now);
             } else {
-                self.refuse::<G>(charge, slot, check, now);
+                self.refuse::<G>(charge, slot, check, asking, now);
             }
             taken
         })
@@ -325,6 +362,7 @@ impl<C: Companion> Limiter<C> {
         ground: &mut G,
         charges: &[Charge<'_>],
         checks: &mut [Check],
+        asking: Asking<'_>,
         now: Timestamp,
     ) -> bool {
         let mut order: SmallVec<[usize; 4]> =
@@ -333,23 +371,24 @@ impl<C: Companion> Limiter<C> {
         let mut refused = false;
         let mut held: SmallVec<[usize; 4]> = SmallVec::new();
         for i in order {
-            let ok = self.at_bucket(ground, &charges[i], &mut checks[i], now, |slot, check| {
-                if refused {
-                    // Another limit already refuses: only say whether this one would.
-                    if self.companion.room(slot, now) < check.cost {
-                        self.refuse::<G>(&charges[i], slot, check, now);
+            let ok =
+                self.at_bucket(ground, &charges[i], &mut checks[i], asking, now, |slot, check| {
+                    if refused {
+                        // Another limit already refuses: only say whether this one would.
+                        if !self.has_room(&charges[i], slot, asking, now) {
+                            self.refuse::<G>(&charges[i], slot, check, asking, now);
+                        }
+                        return true;
                     }
-                    return true;
-                }
-                let taken = self.companion.room(slot, now) >= check.cost
-                    && slot.bucket.try_take(check.cost);
-                if taken {
-                    slot.held = slot.held.saturating_add(micros(check.cost));
-                } else {
-                    self.refuse::<G>(&charges[i], slot, check, now);
-                }
-                taken
-            });
+                    let taken = self.has_room(&charges[i], slot, asking, now)
+                        && slot.bucket.try_take(check.cost);
+                    if taken {
+                        slot.held = slot.held.saturating_add(micros(check.cost));
+                    } else {
+                        self.refuse::<G>(&charges[i], slot, check, asking, now);
+                    }
+                    taken
+                });
             if !ok {
                 refused = true;
             } else if !refused {
@@ -357,13 +396,13 @@ impl<C: Companion> Limiter<C> {
             }
         }
         for i in held {
-            self.at_bucket(ground, &charges[i], &mut checks[i], now, |slot, check| {
+            self.at_bucket(ground, &charges[i], &mut checks[i], asking, now, |slot, check| {
                 slot.held = slot.held.saturating_sub(micros(check.cost));
                 if refused {
                     slot.bucket.shift(&check.quota, check.cost);
                 } else {
                     slot.admitted = slot.admitted.saturating_add(1);
-                    self.commit::<G>(charges[i].bucket, slot, check, now);
+                    self.commit::<G>(charges[i].bucket, slot, check, asking, now);
                 }
             });
         }
@@ -376,13 +415,27 @@ impl<C: Companion> Limiter<C> {
         ground: &mut G,
         charge: &Charge<'_>,
         check: &mut Check,
+        asking: Asking<'_>,
         now: Timestamp,
     ) {
-        self.at_bucket(ground, charge, check, now, |slot, check| {
-            if self.companion.room(slot, now) < check.cost {
-                self.refuse::<G>(charge, slot, check, now);
+        self.at_bucket(ground, charge, check, asking, now, |slot, check| {
+            if !self.has_room(charge, slot, asking, now) {
+                self.refuse::<G>(charge, slot, check, asking, now);
             }
         });
+    }
+
+    /// Whether the cost is there, and nobody older waits for it. A limit that only
+    /// reports makes nobody wait.
+    fn has_room(
+        &self,
+        charge: &Charge<'_>,
+        slot: &Slot<C::State>,
+        asking: Asking<'_>,
+        now: Timestamp,
+    ) -> bool {
+        (slot.is_turn_of(asking.ticket()) || charge.limit.mode() == Mode::Shadow)
+            && self.companion.room(slot, now) >= charge.cost
     }
 
     fn commit<G: Ground<C>>(
@@ -390,12 +443,18 @@ impl<C: Companion> Limiter<C> {
         id: BucketId,
         slot: &mut Slot<C::State>,
         check: &mut Check,
+        asking: Asking<'_>,
         now: Timestamp,
     ) {
         slot.spent = slot.spent.saturating_add(micros(check.cost));
         check.outcome = Outcome::Admitted;
         check.life = slot.life;
-        G::happened(self, Event::Spent(check.cost), id, slot, &check.quota, now);
+        let event = if asking.has_asked(check.limit) {
+            Event::Paced(check.cost)
+        } else {
+            Event::Spent(check.cost)
+        };
+        G::happened(self, event, id, slot, &check.quota, now);
     }
 
     fn refuse<G: Ground<C>>(
@@ -403,13 +462,20 @@ impl<C: Companion> Limiter<C> {
         charge: &Charge<'_>,
         slot: &mut Slot<C::State>,
         check: &mut Check,
+        asking: Asking<'_>,
         now: Timestamp,
     ) {
-        slot.refused = slot.refused.saturating_add(1);
         check.outcome = match charge.limit.mode() {
             Mode::Enforce => Outcome::Refused,
             Mode::Shadow => Outcome::ShadowRefused,
         };
+        // One that waits is counted at its end.
+        if asking.is_new() {
+            slot.refused = slot.refused.saturating_add(1);
+        }
+        if asking.has_asked(check.limit) {
+            return;
+        }
         let event = Event::Refused(check.cost);
         G::happened(self, event, charge.bucket, slot, &check.quota, now);
     }
@@ -421,6 +487,7 @@ impl<C: Companion> Limiter<C> {
         ground: &mut G,
         charge: &Charge<'_>,
         check: &mut Check,
+        asking: Asking<'_>,
         now: Timestamp,
         f: impl FnOnce(&mut Slot<C::State>, &mut Check) -> R,
     ) -> R {
@@ -429,7 +496,8 @@ impl<C: Companion> Limiter<C> {
             self.companion.advance(slot, quota, now);
             let result = f(slot, check);
             check.level = slot.bucket.level();
-            check.due = self.companion.due(slot, quota, check.cost, now);
+            let ahead = slot.awaited_before(asking.ticket());
+            check.due = self.companion.due(slot, quota, ahead, check.cost, now);
             check.full_in = slot.bucket.full_in(quota);
             result
         })
@@ -482,7 +550,7 @@ impl<C: Companion> Limiter<C> {
             Some((bucket, quota))
         };
         let evicted = self.store.evict(|id, slot| {
-            if slot.held > 0 {
+            if slot.held > 0 || slot.line.is_some() {
                 return None;
             }
             let Some((bucket, quota)) = advanced(id, slot) else { return Some((true, 0)) };
@@ -510,18 +578,20 @@ impl<C: Companion> Limiter<C> {
     /// the upstream. To be called at most once for a decision.
     pub fn refund(&self, decision: &Decision, now: Timestamp) {
         for check in decision.checks.iter().filter(|c| c.outcome == Outcome::Admitted) {
-            self.with_existing(check.bucket, |slot, quota| {
+            let calls = self.with_existing(check.bucket, |slot, quota| {
                 let cost = micros(check.cost);
                 // A bucket that was dropped or reset meanwhile never spent this.
                 if slot.life != check.life || slot.net() < cost {
-                    return;
+                    return Calls::default();
                 }
                 self.companion.advance(slot, quota, now);
                 slot.returned = slot.returned.saturating_add(cost);
                 slot.bucket.shift(quota, check.cost);
                 let event = Event::Returned(check.cost);
                 self.companion.happened(event, check.bucket, slot, quota, now);
+                slot.call_front()
             });
+            calls.unwrap_or_default().call();
         }
     }
 
@@ -533,7 +603,7 @@ impl<C: Companion> Limiter<C> {
             let advanced = slot.bucket.advanced_at();
             let used = slot.companion.as_ref().map_or(advanced, |c| self.companion.used_at(c));
             let Some(quota) = self.bring_up_to_date(&limits, id, slot) else { return false };
-            if now.since(used) < idle || slot.held > 0 {
+            if now.since(used) < idle || slot.held > 0 || slot.line.is_some() {
                 return true;
             }
             if slot.companion.is_none() {

@@ -13,7 +13,7 @@
 use std::sync::{Arc, PoisonError};
 
 use super::{
-    BucketId, Companion, Limit, LimitIndex, LimitSet, Limiter, Quota, Slot, TokenBucket,
+    BucketId, Calls, Companion, Limit, LimitIndex, LimitSet, Limiter, Quota, Slot, TokenBucket,
     TooManyLimits,
 };
 use crate::time::Timestamp;
@@ -68,8 +68,18 @@ impl<C: Companion> Limiter<C> {
         self.former.store(Arc::new(Former { limits: Arc::clone(&former), until: now }));
         self.limits.store(Arc::clone(&limits));
         self.floors.reload(&former, &limits, now);
-        self.store
-            .retain(|id, slot| self.bring_up_to_date(&limits, id, slot).is_some() || slot.held > 0);
+        let mut calls = Calls::default();
+        self.store.retain(|id, slot| {
+            let stays = self.bring_up_to_date(&limits, id, slot).is_some();
+            if stays {
+                calls.add(slot.call_front());
+            } else if let Some(line) = slot.line.take() {
+                // There is nothing left to wait for.
+                calls.add(line.call_all());
+            }
+            stays || slot.held > 0
+        });
+        calls.call();
         Ok(())
     }
 

@@ -18,11 +18,12 @@ use dashmap::mapref::entry::Entry;
 use super::bucket::TokenBucket;
 use super::key::BucketId;
 use super::limit::LimitIndex;
+use super::line::{Calls, Line, Ticket};
 use super::tokens::Tokens;
 
 /// One bucket: its level, this replica's own ledger, and what a higher layer
 /// keeps beside it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Slot<S> {
     /// The level, with everything known subtracted.
     pub bucket: TokenBucket,
@@ -47,6 +48,9 @@ pub struct Slot<S> {
     pub key: Option<Box<[u8]>>,
     /// What a higher layer keeps beside the bucket.
     pub companion: Option<Box<S>>,
+    /// The requests that wait for it; none if there are none, so that a check pays
+    /// one look.
+    pub(super) line: Option<Box<Line>>,
 }
 
 impl<S> Slot<S> {
@@ -69,7 +73,55 @@ impl<S> Slot<S> {
             held: 0,
             key: key.map(Box::from),
             companion: None,
+            line: None,
         }
+    }
+
+    /// A copy for questions, in whose line nobody waits to be woken.
+    pub(super) fn copy(&self) -> Self
+    where
+        S: Clone,
+    {
+        Self {
+            bucket: self.bucket,
+            limit: self.limit,
+            revision: self.revision,
+            life: self.life,
+            refused: self.refused,
+            admitted: self.admitted,
+            spent: self.spent,
+            returned: self.returned,
+            held: self.held,
+            key: self.key.clone(),
+            companion: self.companion.clone(),
+            line: self.line.as_ref().map(|line| Box::new(line.outline())),
+        }
+    }
+
+    /// How many requests wait for this bucket.
+    pub fn waiting(&self) -> usize {
+        self.line.as_ref().map_or(0, |line| line.len())
+    }
+
+    /// What the requests that wait for this bucket cost.
+    pub fn awaited(&self) -> Tokens {
+        self.line.as_ref().map_or(Tokens::ZERO, |line| line.cost())
+    }
+
+    /// Calls the request whose turn it is, because the level has risen or the
+    /// bucket is open again.
+    pub fn call_front(&self) -> Calls {
+        self.line.as_ref().map_or_else(Calls::default, |line| line.call_front())
+    }
+
+    /// Whether nobody older waits.
+    pub(super) fn is_turn_of(&self, ticket: Ticket) -> bool {
+        self.line.as_ref().is_none_or(|line| line.front() >= ticket)
+    }
+
+    /// What older requests that wait cost.
+    pub(super) fn awaited_before(&self, ticket: Ticket) -> Tokens {
+        self.line.as_ref().map_or(Tokens::ZERO, |line| line.cost_before(ticket))
     }
 
     /// Spent less returned, in micro-tokens.

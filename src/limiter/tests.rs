@@ -302,6 +302,7 @@ fn fuller_buckets_go_first() {
 }
 
 mod reload;
+mod waiting;
 
 #[test]
 fn me_g1_keys_used_once_leave_and_give_their_memory_back() {

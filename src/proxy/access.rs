@@ -6,6 +6,7 @@
 //! a header, a cookie or a query.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use http::request::Parts;
 use http::{Method, StatusCode};
@@ -31,6 +32,8 @@ struct Judgement {
     buckets: String,
     shadow_refused: String,
     client: String,
+    /// How long it waited for its tokens.
+    held: Duration,
 }
 
 /// A line of the log, which is written when this is dropped.
@@ -48,7 +51,14 @@ pub(super) struct Line {
 
 impl Note {
     /// Says what `decision` made of the request of `client`.
-    pub(super) fn judge(&self, presentation: &Presentation, decision: &Decision, client: Client) {
+    pub(super) fn judge(
+        &self,
+        presentation: &Presentation,
+        decision: &Decision,
+        client: Client,
+        held: Option<Duration>,
+    ) {
+        let held = held.unwrap_or_default();
         let join = |of: &dyn Fn(&limiter::Check) -> Option<String>| {
             decision.checks.iter().filter_map(of).collect::<Vec<_>>().join(",")
         };
@@ -74,7 +84,30 @@ impl Note {
         let shadow_refused = join(&|check| shadow(check).then(|| name(check)));
         let client = client.to_string();
         // A request is judged once.
-        let _ = self.0.set(Judgement { verdict, limits, buckets, shadow_refused, client });
+        let _ = self.0.set(Judgement { verdict, limits, buckets, shadow_refused, client, held });
+    }
+
+    /// Says that the client of a request left that waited for this limit.
+    pub(super) fn left(&self, limit: &str, held: Duration) {
+        let limits = limit.to_owned();
+        let _ = self.0.set(Judgement { verdict: "left", limits, held, ..Judgement::default() });
+    }
+
+    /// Says that a request could not wait, because too many do.
+    pub(super) fn turned_away(
+        &self,
+        presentation: &Presentation,
+        decision: &Decision,
+        client: Client,
+    ) {
+        let check = decision.refusal();
+        let _ = self.0.set(Judgement {
+            verdict: "too_many_waiting",
+            limits: check.map_or_else(String::new, |c| presentation.name(c.limit).to_owned()),
+            buckets: check.map_or_else(String::new, |check| check.bucket.to_string()),
+            client: client.to_string(),
+            ..Judgement::default()
+        });
     }
 }
 
@@ -120,6 +153,7 @@ impl Drop for Line {
             status = self.status,
             bytes = self.bytes,
             seconds,
+            held = judgement.held.as_secs_f64(),
             outcome = self.outcome.label(),
             verdict = judgement.verdict,
             limit = judgement.limits,

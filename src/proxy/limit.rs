@@ -4,6 +4,9 @@
 //! It is of use in any program built on `http` types, such as hyper or axum: the
 //! body only has to be made from bytes.
 //!
+//! A request without room may have to wait (`hold`): it goes to the inner service
+//! when it is its turn, and is charged then.
+//!
 //! Invariants: a request is charged at most once however often the inner service
 //! tries; with [refunds](RateLimitLayer::refunding) a request that was charged
 //! and never [delivered](Admission::set_delivered) gets its tokens back exactly
@@ -15,6 +18,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -26,10 +30,11 @@ use tower::{Layer, Service};
 use super::access::Note;
 use super::config::HeaderStyle;
 use super::fields::{Fields, Presentation};
-use super::metrics::{CheckTotals, Metrics};
-use super::request::{HttpRequest, is_preflight};
+use super::hold::Held;
+use super::metrics::{CheckTotals, Metrics, WaitMetrics, WaitOutcome};
+use super::request::{HttpRequest, is_preflight, preferred_wait};
 use super::response::{Asker, Problem, refusal};
-use crate::limiter::{Client, Companion, Decision, Due, Limiter, Verdict};
+use crate::limiter::{Client, Companion, Decision, Due, Limiter, Outlook, Verdict, Waiter};
 use crate::time::{Clock, Timestamp};
 
 /// Finds the client on whose behalf a request was sent.
@@ -125,6 +130,11 @@ impl<C: Companion> Enforcer<C> {
         self.clock.now()
     }
 
+    /// What is counted.
+    pub(super) const fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
     /// What the limit called `name` made of its requests since the start.
     pub(super) fn totals(&self, name: &str) -> CheckTotals {
         self.metrics.limit(name).totals()
@@ -199,50 +209,143 @@ impl<S: Clone, C: Companion, F: Clone> Clone for RateLimit<S, C, F> {
 
 impl<S, C, F, ReqB, ResB> Service<Request<ReqB>> for RateLimit<S, C, F>
 where
-    S: Service<Request<ReqB>, Response = Response<ResB>>,
+    S: Service<Request<ReqB>, Response = Response<ResB>> + Clone,
     C: Companion,
     F: FindClient,
     ResB: From<Bytes>,
 {
     type Response = Response<ResB>;
     type Error = S::Error;
-    type Future = RateLimitFuture<S::Future, C, ResB>;
+    type Future = RateLimitFuture<S, C, ReqB, ResB>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<ReqB>) -> Self::Future {
-        let (mut parts, body) = request.into_parts();
+        let (parts, body) = request.into_parts();
         if is_preflight(&parts) {
-            return self.pass(Request::from_parts(parts, body), None, None);
+            let future = self.inner.call(Request::from_parts(parts, body));
+            return RateLimitFuture::passed(future, None, None);
         }
         let client = self.find_client.find(&parts);
-        let attributes = HttpRequest::new(&parts, client);
-        let decision = self.enforcer.limiter.decide(&attributes, self.enforcer.clock.now());
-        let presentation = self.enforcer.presentation();
+        let enforcer = &self.enforcer;
+        let now = enforcer.clock.now();
+        let decision = enforcer.limiter.decide(&HttpRequest::new(&parts, client), now);
+        if let Verdict::Refused(_) = decision.verdict {
+            match enforcer.limiter.outlook(&decision, preferred_wait(&parts.headers)) {
+                Outlook::Settled => {}
+                Outlook::Waits { due, patience } => {
+                    match enforcer.limiter.hold(&decision, patience, now) {
+                        Some(waiter) => {
+                            // The clone that stays was not told that it is ready.
+                            let next = self.inner.clone();
+                            let inner = std::mem::replace(&mut self.inner, next);
+                            let metrics = enforcer.waits(&decision);
+                            let request = (parts, body);
+                            return RateLimitFuture::held(Held::new(
+                                enforcer,
+                                waiter,
+                                metrics,
+                                request,
+                                client,
+                                inner,
+                                self.refunding,
+                            ));
+                        }
+                        None => {
+                            return RateLimitFuture::answered(
+                                enforcer.turn_away(&decision, due, client, &parts),
+                            );
+                        }
+                    }
+                }
+                Outlook::Crowded { due } => {
+                    let answer = enforcer.turn_away(&decision, due, client, &parts);
+                    return RateLimitFuture::answered(answer);
+                }
+            }
+        }
+        match enforcer.settle(decision, client, None, parts, self.refunding) {
+            Ok(Admitted { parts, charge, fields }) => {
+                let future = self.inner.call(Request::from_parts(parts, body));
+                RateLimitFuture::passed(future, charge, fields)
+            }
+            Err(answer) => RateLimitFuture::answered(answer),
+        }
+    }
+}
+
+/// A request that may pass.
+struct Admitted<C: Companion> {
+    parts: Parts,
+    charge: Option<Charge<C>>,
+    fields: Option<Fields>,
+}
+
+impl<C: Companion> Enforcer<C> {
+    /// Counts and notes `decision`, for a request that may have waited; the answer
+    /// of its own if the request may not pass.
+    fn settle<B: From<Bytes>>(
+        self: &Arc<Self>,
+        decision: Decision,
+        client: Client,
+        waited: Option<(&Waiter, Duration)>,
+        mut parts: Parts,
+        refunding: bool,
+    ) -> Result<Admitted<C>, Response<B>> {
+        let presentation = self.presentation();
         for check in &decision.checks {
             if let Some(view) = presentation.view(check.limit) {
-                view.metrics.count(check.outcome);
+                let held = waited.is_some_and(|(waiter, _)| waiter.was_held_by(check.limit));
+                view.metrics.count(check.outcome, held);
             }
         }
         if let Some(note) = parts.extensions.get::<Note>() {
-            note.judge(&presentation, &decision, client);
+            note.judge(&presentation, &decision, client, waited.map(|(_, time)| time));
         }
-        let mut fields = presentation.fields(&decision, self.enforcer.style());
+        let mut fields = presentation.fields(&decision, self.style());
         if let Some(check) = decision.refusal() {
             let limit = presentation.name(check.limit);
             tracing::debug!(limit, verdict = "refused", "request refused");
         }
         if let Some(answer) = rejection(&presentation, &decision, &mut fields, &parts) {
-            return RateLimitFuture::answered(answer);
+            return Err(answer);
         }
-        let charge = (self.refunding && !decision.checks.is_empty()).then(|| {
+        let charge = (refunding && !decision.checks.is_empty()).then(|| {
             let delivered = Arc::new(AtomicBool::new(false));
             parts.extensions.insert(Admission(Arc::clone(&delivered)));
-            Charge { enforcer: Arc::clone(&self.enforcer), decision, delivered }
+            Charge { enforcer: Arc::clone(self), decision, delivered }
         });
-        self.pass(Request::from_parts(parts, body), charge, fields)
+        Ok(Admitted { parts, charge, fields })
+    }
+
+    /// Where waits for the limit that refuses are counted.
+    fn waits(&self, decision: &Decision) -> Arc<WaitMetrics> {
+        let presentation = self.presentation();
+        let view = decision.refusal().and_then(|check| presentation.view(check.limit));
+        view.map_or_else(|| self.metrics.waits(""), |view| Arc::clone(&view.metrics.waits))
+    }
+
+    /// The answer to a request that might wait, if there were not too many.
+    fn turn_away<B: From<Bytes>>(
+        &self,
+        decision: &Decision,
+        due: Duration,
+        client: Client,
+        parts: &Parts,
+    ) -> Response<B> {
+        let presentation = self.presentation();
+        for check in &decision.checks {
+            if let Some(view) = presentation.view(check.limit) {
+                view.metrics.count(check.outcome, false);
+            }
+        }
+        self.waits(decision).count(WaitOutcome::TooMany);
+        if let Some(note) = parts.extensions.get::<Note>() {
+            note.turned_away(&presentation, decision, client);
+        }
+        Problem::TooManyWaiting { due }.answer(&Asker::new(&parts.method, &parts.headers))
     }
 }
 
@@ -279,21 +382,6 @@ pub(super) fn rejection<B: From<Bytes>>(
     }
 }
 
-impl<S, C: Companion, F> RateLimit<S, C, F> {
-    fn pass<ReqB, ResB>(
-        &mut self,
-        request: Request<ReqB>,
-        charge: Option<Charge<C>>,
-        fields: Option<Fields>,
-    ) -> RateLimitFuture<S::Future, C, ResB>
-    where
-        S: Service<Request<ReqB>, Response = Response<ResB>>,
-    {
-        let state = State::Passed { future: self.inner.call(request), charge, fields };
-        RateLimitFuture { state }
-    }
-}
-
 impl Admission {
     /// Says whether the request is in the hands of the one it is for. The last
     /// word before the answer counts.
@@ -313,57 +401,95 @@ impl<C: Companion> Drop for Charge<C> {
 
 pin_project! {
     /// The future of [`RateLimit`].
-    pub struct RateLimitFuture<Fut, C: Companion, B> {
+    pub struct RateLimitFuture<S, C, ReqB, ResB>
+    where
+        S: Service<Request<ReqB>>,
+        C: Companion,
+    {
         #[pin]
-        state: State<Fut, C, B>,
+        state: State<S, C, ReqB, ResB>,
     }
 }
 
 pin_project! {
     #[project = StateProjected]
-    enum State<Fut, C: Companion, B> {
+    enum State<S, C, ReqB, ResB>
+    where
+        S: Service<Request<ReqB>>,
+        C: Companion,
+    {
         // The limiter answered.
-        Answered { response: Option<Response<B>> },
+        Answered { response: Option<Response<ResB>> },
+        // It is not its turn yet.
+        Held { held: Box<Held<S, C, ReqB>> },
         // The inner service answers.
         Passed {
             #[pin]
-            future: Fut,
+            future: S::Future,
             charge: Option<Charge<C>>,
             fields: Option<Fields>,
         },
     }
 }
 
-impl<Fut, C: Companion, B> RateLimitFuture<Fut, C, B> {
-    const fn answered(response: Response<B>) -> Self {
+impl<S: Service<Request<ReqB>>, C: Companion, ReqB, ResB> RateLimitFuture<S, C, ReqB, ResB> {
+    const fn answered(response: Response<ResB>) -> Self {
         Self { state: State::Answered { response: Some(response) } }
+    }
+
+    fn held(held: Held<S, C, ReqB>) -> Self {
+        Self { state: State::Held { held: Box::new(held) } }
+    }
+
+    const fn passed(future: S::Future, charge: Option<Charge<C>>, fields: Option<Fields>) -> Self {
+        Self { state: State::Passed { future, charge, fields } }
     }
 }
 
-impl<Fut, C, B, E> Future for RateLimitFuture<Fut, C, B>
+impl<S, C, ReqB, ResB> Future for RateLimitFuture<S, C, ReqB, ResB>
 where
-    Fut: Future<Output = Result<Response<B>, E>>,
+    S: Service<Request<ReqB>, Response = Response<ResB>>,
     C: Companion,
+    ResB: From<Bytes>,
 {
-    type Output = Result<Response<B>, E>;
+    type Output = Result<Response<ResB>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project().state.project() {
-            StateProjected::Answered { response } => match response.take() {
-                Some(response) => Poll::Ready(Ok(response)),
-                // Polled again after it was done.
-                None => Poll::Pending,
-            },
-            StateProjected::Passed { future, charge, fields } => {
-                let result = ready!(future.poll(cx));
-                drop(charge.take());
-                Poll::Ready(result.map(|mut response| {
-                    if let Some(fields) = fields.take() {
-                        fields.insert(response.headers_mut());
+        let mut state = self.project().state;
+        loop {
+            let next = match state.as_mut().project() {
+                StateProjected::Answered { response } => {
+                    return match response.take() {
+                        Some(response) => Poll::Ready(Ok(response)),
+                        // Polled again after it was done.
+                        None => Poll::Pending,
+                    };
+                }
+                StateProjected::Held { held } => {
+                    let heard = ready!(held.poll_turn(cx));
+                    let Some((parts, body)) = held.request.take() else { return Poll::Pending };
+                    let waited = Some((held.waiter(), heard.time));
+                    let (client, refunding) = (held.client, held.refunding);
+                    match held.enforcer().settle(heard.decision, client, waited, parts, refunding) {
+                        Ok(Admitted { parts, charge, fields }) => {
+                            let future = held.inner.call(Request::from_parts(parts, body));
+                            State::Passed { future, charge, fields }
+                        }
+                        Err(answer) => State::Answered { response: Some(answer) },
                     }
-                    response
-                }))
-            }
+                }
+                StateProjected::Passed { future, charge, fields } => {
+                    let result = ready!(future.poll(cx));
+                    drop(charge.take());
+                    return Poll::Ready(result.map(|mut response| {
+                        if let Some(fields) = fields.take() {
+                            fields.insert(response.headers_mut());
+                        }
+                        response
+                    }));
+                }
+            };
+            state.set(next);
         }
     }
 }

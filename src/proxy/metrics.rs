@@ -20,6 +20,9 @@ pub struct Metrics {
     checks: Family<CheckLabels, Counter>,
     outcomes: [Counter; Outcome::ALL.len()],
     upstream_duration: DurationHistogram,
+    waiting: Family<LimitLabels, Gauge>,
+    waits: Family<WaitLabels, Counter>,
+    held_duration: DurationHistogram,
     pub(super) ignored_forwarding: Counter,
     pub(super) refunds: Counter,
     pub(super) accept_errors: Counter,
@@ -37,7 +40,7 @@ pub enum Outcome {
     Rejected,
     /// The upstream could not be reached, failed or took too long.
     UpstreamFailed,
-    /// There were too many connections.
+    /// There were too many connections, or too many requests that wait.
     Overloaded,
     /// The client went away before there was an answer.
     Cancelled,
@@ -48,6 +51,8 @@ pub enum Outcome {
 pub struct CheckTotals {
     /// It had room and was charged.
     pub admitted: u64,
+    /// It had room only after the request had waited, and was charged then.
+    pub held: u64,
     /// It refused the request.
     pub refused: u64,
     /// It would have refused, but only reports.
@@ -59,10 +64,66 @@ pub struct CheckTotals {
 /// What one limit made of its requests.
 #[derive(Clone, Debug)]
 pub(super) struct LimitMetrics {
+    pub(super) waits: Arc<WaitMetrics>,
     admitted: Counter,
+    held: Counter,
     refused: Counter,
     shadow_refused: Counter,
     not_charged: Counter,
+}
+
+/// What became of the requests that were to wait for one limit.
+#[derive(Clone, Debug)]
+pub(super) struct WaitMetrics {
+    /// The limit's name.
+    pub(super) limit: String,
+    /// How many wait now.
+    pub(super) waiting: Gauge,
+    outcomes: [Counter; WaitOutcome::ALL.len()],
+}
+
+/// How a wait ended, or that there was none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WaitOutcome {
+    /// The request passed.
+    Admitted,
+    /// It could wait no longer.
+    TimedOut,
+    /// Its client went away.
+    Left,
+    /// Too many waited already.
+    TooMany,
+}
+
+impl WaitOutcome {
+    const ALL: [Self; 4] = [Self::Admitted, Self::TimedOut, Self::Left, Self::TooMany];
+
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::TimedOut => "timed_out",
+            Self::Left => "left",
+            Self::TooMany => "too_many",
+        }
+    }
+}
+
+impl WaitMetrics {
+    /// Counts a request.
+    pub(super) fn count(&self, outcome: WaitOutcome) {
+        self.outcomes[outcome as usize].inc();
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LimitLabels {
+    limit: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WaitLabels {
+    limit: String,
+    outcome: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -114,6 +175,9 @@ impl Metrics {
                 outcomes.get_or_create_owned(&OutcomeLabels { outcome: outcome.label() })
             }),
             upstream_duration: DurationHistogram::default(),
+            waiting: Family::default(),
+            waits: Family::default(),
+            held_duration: DurationHistogram::default(),
             ignored_forwarding: Counter::default(),
             refunds: Counter::default(),
             accept_errors: Counter::default(),
@@ -130,6 +194,22 @@ impl Metrics {
             "Time from handing a request to the upstream to the head of its answer",
             Unit::Seconds,
             metrics.upstream_duration.clone(),
+        );
+        registry.register(
+            "waiting",
+            "Requests that wait for their tokens, by the limit that they came to first",
+            metrics.waiting.clone(),
+        );
+        registry.register(
+            "waits",
+            "Requests that were to wait for their tokens, by what became of that",
+            metrics.waits.clone(),
+        );
+        registry.register_with_unit(
+            "held_duration",
+            "Time that requests waited for their tokens, however it ended",
+            Unit::Seconds,
+            metrics.held_duration.clone(),
         );
         registry.register(
             "forwarding_ignored",
@@ -159,11 +239,29 @@ impl Metrics {
             self.checks.get_or_create_owned(&CheckLabels { limit: name.to_owned(), verdict })
         };
         LimitMetrics {
+            waits: self.waits(name),
             admitted: counter("admitted"),
+            held: counter("held"),
             refused: counter("refused"),
             shadow_refused: counter("shadow_refused"),
             not_charged: counter("not_charged"),
         }
+    }
+
+    /// Where waits for the limit called `name` are counted.
+    pub(super) fn waits(&self, name: &str) -> Arc<WaitMetrics> {
+        let limit = name.to_owned();
+        let waiting = self.waiting.get_or_create_owned(&LimitLabels { limit: limit.clone() });
+        let outcomes = WaitOutcome::ALL.map(|outcome| {
+            let labels = WaitLabels { limit: limit.clone(), outcome: outcome.label() };
+            self.waits.get_or_create_owned(&labels)
+        });
+        Arc::new(WaitMetrics { limit, waiting, outcomes })
+    }
+
+    /// Records how long a request waited for its tokens.
+    pub(super) fn held(&self, duration: Duration) {
+        self.held_duration.observe(duration);
     }
 
     /// Counts a request.
@@ -182,15 +280,17 @@ impl LimitMetrics {
     pub(super) fn totals(&self) -> CheckTotals {
         CheckTotals {
             admitted: self.admitted.get(),
+            held: self.held.get(),
             refused: self.refused.get(),
             shadow_refused: self.shadow_refused.get(),
             not_charged: self.not_charged.get(),
         }
     }
 
-    /// Counts a check.
-    pub(super) fn count(&self, outcome: limiter::Outcome) {
+    /// Counts a check, of a request that had to wait for this limit if `held`.
+    pub(super) fn count(&self, outcome: limiter::Outcome, held: bool) {
         match outcome {
+            limiter::Outcome::Admitted if held => &self.held,
             limiter::Outcome::Admitted => &self.admitted,
             limiter::Outcome::Refused => &self.refused,
             limiter::Outcome::NotCharged => &self.not_charged,
@@ -253,7 +353,10 @@ mod tests {
     fn everything_is_exported_from_the_start() {
         let mut registry = Registry::with_prefix("tidegate");
         let metrics = Metrics::register(&mut registry, &LimitSet::default());
-        metrics.limit("per-client").count(limiter::Outcome::Refused);
+        metrics.limit("per-client").count(limiter::Outcome::Refused, false);
+        metrics.limit("per-client").count(limiter::Outcome::Admitted, true);
+        metrics.waits("per-client").count(WaitOutcome::Left);
+        metrics.held(Duration::from_millis(3));
         metrics.count(Outcome::Limited);
         metrics.upstream_took(Duration::from_micros(250));
         metrics.upstream_took(Duration::from_secs(3600));
@@ -262,6 +365,11 @@ mod tests {
         for line in [
             "tidegate_requests_total{limit=\"per-client\",verdict=\"refused\"} 1",
             "tidegate_requests_total{limit=\"per-client\",verdict=\"admitted\"} 0",
+            "tidegate_requests_total{limit=\"per-client\",verdict=\"held\"} 1",
+            "tidegate_waiting{limit=\"per-client\"} 0",
+            "tidegate_waits_total{limit=\"per-client\",outcome=\"left\"} 1",
+            "tidegate_waits_total{limit=\"per-client\",outcome=\"too_many\"} 0",
+            "tidegate_held_duration_seconds_bucket{le=\"0.005\"} 1",
             "tidegate_http_requests_total{outcome=\"limited\"} 1",
             "tidegate_http_requests_total{outcome=\"cancelled\"} 0",
             "tidegate_upstream_duration_seconds_bucket{le=\"0.00025\"} 1",

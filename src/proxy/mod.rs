@@ -8,6 +8,7 @@
 //! Invariants:
 //! - a request is charged at most once, and gets its tokens back exactly once if
 //!   it never reached the upstream;
+//! - a request that waits for its tokens has none, and leaves when its client does;
 //! - what fails the edge reaches neither a limit nor the upstream;
 //! - no body is held in memory as a whole;
 //! - an error on one connection, or in accepting one, ends nothing else.
@@ -49,6 +50,7 @@ mod cors;
 mod fields;
 mod forward;
 mod headers;
+mod hold;
 mod limit;
 mod live;
 mod metrics;

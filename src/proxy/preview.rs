@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -15,9 +16,9 @@ use super::headers::X_FORWARDED_FOR;
 use super::limit::{Enforcer, rejection};
 use super::live::{Live, SharedLive};
 use super::metrics::CheckTotals;
-use super::request::{HttpRequest, admit, is_preflight};
-use super::response::Asker;
-use crate::limiter::{Attributes as _, Client, Companion, Explanation};
+use super::request::{HttpRequest, admit, is_preflight, preferred_wait};
+use super::response::{Asker, Problem};
+use crate::limiter::{Attributes as _, Client, Companion, Explanation, Outlook};
 
 /// Foresees what a proxy would do. Cheap to clone.
 #[derive(Debug)]
@@ -67,6 +68,8 @@ pub struct Foreseen {
     pub explanation: Option<Explanation>,
     /// Why they are not asked, for people; empty if they are.
     pub note: &'static str,
+    /// How long it would wait for its tokens; `None` if it would not.
+    pub held_for: Option<Duration>,
     /// The proxy's own answer; `None` if the upstream would answer.
     pub answer: Option<Response<Bytes>>,
     /// Fields that would be set in the upstream's answer.
@@ -127,6 +130,7 @@ impl<C: Companion> Preview<C> {
             host: request.host().to_owned(),
             explanation: None,
             note: "",
+            held_for: None,
             answer: None,
             fields: HeaderMap::new(),
         };
@@ -142,9 +146,21 @@ impl<C: Companion> Preview<C> {
         let explanation = self.enforcer.limiter().explain(&request, self.enforcer.now());
         let presentation = self.enforcer.presentation();
         let mut fields = presentation.fields(&explanation.decision, self.enforcer.style());
-        foreseen.answer = rejection(&presentation, &explanation.decision, &mut fields, &parts);
-        if let Some(fields) = fields {
-            fields.insert(&mut foreseen.fields);
+        let asked = preferred_wait(&parts.headers);
+        match self.enforcer.limiter().outlook(&explanation.decision, asked) {
+            Outlook::Settled => {
+                foreseen.answer =
+                    rejection(&presentation, &explanation.decision, &mut fields, &parts);
+                if let Some(fields) = fields {
+                    fields.insert(&mut foreseen.fields);
+                }
+            }
+            // What the fields will say then is not known yet.
+            Outlook::Waits { due, .. } => foreseen.held_for = Some(due),
+            Outlook::Crowded { due } => {
+                let asker = Asker::new(&parts.method, &parts.headers);
+                foreseen.answer = Some(Problem::TooManyWaiting { due }.answer(&asker));
+            }
         }
         foreseen.explanation = Some(explanation);
         foreseen

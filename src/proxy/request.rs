@@ -3,13 +3,14 @@
 //! A request that fails here reaches neither a limit nor the upstream.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use http::header::{
     ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, COOKIE, EXPECT, HOST, ORIGIN, TRANSFER_ENCODING,
 };
 use http::request::Parts;
 use http::uri::{self, PathAndQuery, Uri};
-use http::{HeaderName, HeaderValue, Method, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 
 use super::config::Maxima;
 use super::response::Problem;
@@ -75,6 +76,30 @@ pub(super) fn is_preflight(parts: &Parts) -> bool {
     parts.method == Method::OPTIONS
         && parts.headers.contains_key(ORIGIN)
         && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+static PREFER: HeaderName = HeaderName::from_static("prefer");
+
+/// How long the client wants to wait at most (`Prefer: wait=N`, RFC 7240 section
+/// 4.3). Of several the first counts; one that is no number of seconds is none.
+pub(super) fn preferred_wait(headers: &HeaderMap) -> Option<Duration> {
+    let preferences = headers
+        .get_all(&PREFER)
+        .iter()
+        .filter_map(|line| line.to_str().ok())
+        .flat_map(|line| line.split(','));
+    let mut waits = preferences.filter_map(|preference| {
+        // Parameters of a preference follow behind a semicolon.
+        let preference = preference.split(';').next()?;
+        let (name, value) = preference.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("wait").then(|| value.trim().trim_matches('"'))
+    });
+    let seconds = waits.next()?;
+    if seconds.is_empty() || !seconds.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    // More digits than fit are a very long time.
+    Some(Duration::from_secs(seconds.parse().unwrap_or(u64::from(u32::MAX))))
 }
 
 /// Whether the caller speaks gRPC, in any of its forms.
@@ -281,6 +306,25 @@ mod tests {
         admit(&mut parts, &Maxima::default())?;
         assert!(parts.uri.authority().is_none());
         Ok(parts.headers.get(HOST).map_or("", |h| h.to_str().unwrap()).to_owned())
+    }
+
+    #[test]
+    fn a_preferred_wait_is_a_number_of_seconds() {
+        let wait = |lines: &[&str]| {
+            let lines: Vec<_> = lines.iter().map(|line| ("prefer", *line)).collect();
+            preferred_wait(&parts(Version::HTTP_11, "GET", "/", &lines).headers)
+        };
+        for (lines, seconds) in [
+            (&["wait=10"][..], 10),
+            (&["respond-async, Wait = \"7\"; x=y, wait=9"], 7),
+            (&["return=minimal", "wait=0"], 0),
+            (&["wait=99999999999999999999999"], 4_294_967_295),
+        ] {
+            assert_eq!(wait(lines), Some(Duration::from_secs(seconds)), "{lines:?}");
+        }
+        for none in ["", "wait", "wait=", "wait=-1", "wait=1.5", "wait=+1", "wait=1s", "waits=1"] {
+            assert_eq!(wait(&[none]), None, "{none}");
+        }
     }
 
     #[test]

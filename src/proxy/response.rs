@@ -7,6 +7,8 @@
 //! there is a request (400, 414, 431 on bytes that are no request) it answers
 //! with a bare status.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
@@ -49,6 +51,11 @@ pub enum Problem {
     TooManyFields,
     /// 501: what is not implemented.
     NotImplemented(&'static str),
+    /// 503: too many requests wait for their tokens.
+    TooManyWaiting {
+        /// After how long this one would pass.
+        due: Duration,
+    },
     /// 502.
     BadGateway(GatewayFault),
     /// 504: connecting took too long.
@@ -130,6 +137,14 @@ impl Problem {
             let allowed = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
             headers.insert(ALLOW, HeaderValue::from_static(allowed));
         }
+        if let Self::TooManyWaiting { due } = self {
+            let nanos = u64::try_from(due.as_nanos()).unwrap_or(u64::MAX);
+            let (name, value) = match asker.grpc {
+                Some(_) => (&GRPC_PUSHBACK, nanos.div_ceil(1_000_000)),
+                None => (&RETRY_AFTER, nanos.div_ceil(1_000_000_000)),
+            };
+            headers.insert(name, HeaderValue::from(value.max(1)));
+        }
         response.extensions_mut().insert(Synthetic(wording.outcome));
         response
     }
@@ -143,6 +158,7 @@ impl Problem {
             Self::ContentTooLarge => "the request's content is too large".to_owned(),
             Self::ExpectationFailed => "only 100-continue can be expected".to_owned(),
             Self::TooManyFields => "the request has too many fields".to_owned(),
+            Self::TooManyWaiting { .. } => "too many requests wait already".to_owned(),
             Self::BadGateway(GatewayFault::Unreachable) => {
                 "the upstream cannot be reached".to_owned()
             }
@@ -216,6 +232,13 @@ impl Problem {
                 "http_request_error",
                 UNIMPLEMENTED,
                 Outcome::Rejected,
+            ),
+            Self::TooManyWaiting { .. } => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Service Unavailable",
+                "http_request_denied",
+                UNAVAILABLE,
+                Outcome::Overloaded,
             ),
             Self::BadGateway(fault) => {
                 let (error, grpc) = match fault {
@@ -340,6 +363,7 @@ mod tests {
             Problem::BadGateway(GatewayFault::Unreachable),
             Problem::ConnectTimeout,
             Problem::ResponseTimeout,
+            Problem::TooManyWaiting { due: Duration::from_millis(1200) },
         ];
         for problem in problems {
             let plain: Response<Bytes> = problem.answer(&asker("GET", Some("text/plain")));
@@ -347,6 +371,8 @@ mod tests {
             assert_eq!(document["status"], plain.status().as_u16());
             assert!(plain.status().as_u16() >= 400);
             assert!(plain.headers().contains_key("proxy-status"));
+            let says_when = matches!(problem, Problem::TooManyWaiting { .. });
+            assert_eq!(plain.headers().get("retry-after").is_some_and(|v| v == "2"), says_when);
             let head: Response<Bytes> = problem.answer(&asker("HEAD", None));
             assert!(head.body().is_empty() && head.status() == plain.status());
             let grpc: Response<Bytes> = problem.answer(&asker("POST", Some("application/grpc")));

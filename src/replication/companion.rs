@@ -168,18 +168,19 @@ impl limiter::Companion for Companion {
         }
         if slot.companion.is_none() {
             let (spent, returned) = match event {
-                Event::Spent(cost) => (cost.micros().unsigned_abs(), 0),
+                Event::Spent(cost) | Event::Paced(cost) => (cost.micros().unsigned_abs(), 0),
                 Event::Returned(cost) => (0, cost.micros().unsigned_abs()),
-                // A refusal matters only to a bucket that is already shared.
-                Event::Refused(_) => return,
+                // These matter only to a bucket that is already shared.
+                Event::Refused(_) | Event::Line => return,
             };
             // What happened before the first event in company is in snapshots.
             let (spent, returned) =
                 (slot.spent.saturating_sub(spent), slot.returned.saturating_sub(returned));
             slot.companion = Some(self.new_ledger(id, slot.limit, spent, returned, now));
         }
-        let (net, level) = (slot.net(), slot.bucket.level());
+        let (net, level, waiting) = (slot.net(), slot.bucket.level(), slot.waiting() > 0);
         let Some(ledger) = slot.companion.as_deref_mut() else { return };
+        ledger.set_backlog(waiting);
         if let Some(mark) = ledger.happened(event, net, level, quota, self.replicas(), now) {
             self.push(id, mark);
         }
@@ -200,22 +201,33 @@ impl limiter::Companion for Companion {
         slot.companion.as_deref().map_or(level, |ledger| ledger.room(level, now))
     }
 
-    fn due(&self, slot: &Slot<Ledger>, quota: &Quota, cost: Tokens, now: Timestamp) -> Due {
+    fn due(
+        &self,
+        slot: &Slot<Ledger>,
+        quota: &Quota,
+        ahead: Tokens,
+        cost: Tokens,
+        now: Timestamp,
+    ) -> Due {
         let Some(ledger) = slot.companion.as_deref() else {
-            return slot.bucket.due(quota, cost);
+            return slot.bucket.due_after(quota, ahead, cost);
         };
-        let due = match slot.bucket.due(quota, cost) {
-            Due::Never => Due::Never,
-            Due::Now | Due::In(_) => slot.bucket.due(quota, ledger.level_for(cost, quota)),
-        };
+        if slot.bucket.due(quota, cost) == Due::Never {
+            return Due::Never;
+        }
+        // A bucket that is closed refills meanwhile, and no further than its burst.
         let paused = ledger.pause().map_or(0, |pause| pause.left(now));
-        match due {
-            Due::Never => due,
-            Due::Now if paused == 0 => due,
+        let mut bucket = slot.bucket;
+        if paused > 0 {
+            bucket.advance(quota, now.plus_nanos(paused));
+        }
+        match bucket.due_after(quota, ahead, ledger.level_for(cost, quota)) {
+            Due::Never => Due::Never,
+            Due::Now if paused == 0 => Due::Now,
             Due::Now => Due::In(paused),
             Due::In(nanos) => {
                 let slower = ledger.slowdown(quota, self.replicas());
-                Due::In(paused.max((nanos as f64 * slower) as u64))
+                Due::In(paused.saturating_add((nanos as f64 * slower) as u64))
             }
         }
     }

@@ -990,6 +990,8 @@ async fn the_program_shows_one_bucket() {
             "spent",
             "admitted",
             "refused",
+            "waiting",
+            "awaited",
             "unsent",
             "heard_seconds_ago",
             "knowledge",
@@ -1011,7 +1013,7 @@ async fn the_program_prints_limits_and_peers() {
     let words: Vec<&str> = tenants.split_whitespace().collect();
     assert_eq!(
         words.join(" "),
-        "tenants 5/10s 5 1 header:x-tenant,header:authorization shared shadow no 0 0 \
+        "tenants 5/10s 5 1 header:x-tenant,header:authorization shared shadow no 0 - 0 \
          path /api/, header x-kind=tenant except (client 10.1.0.0/16)"
     );
     let json = replica.tidegate(&["limits", "-o", "json"]).await.unwrap();

@@ -146,6 +146,39 @@ async fn what_is_explained_is_what_the_client_gets() {
 }
 
 #[tokio::test]
+async fn eg_g10_a_wait_is_foreseen() {
+    let by_client = Rule { key: key(&[Source::ClientIp]), ..Rule::default() };
+    let max_wait = Duration::from_secs(30);
+    let paced = LimitSpec { max_wait, ..limit("paced", "6/min", 1, by_client) };
+    let replica = with(LimitSet::new([Limit::new(paced)])).await;
+    assert_eq!(replica.explain(question("/")).await.answer.unwrap().held_for, None);
+    replica.send([203, 0, 113, 9]).await;
+    let told = replica.explain(question("/")).await;
+    let answer = told.answer.as_ref().unwrap();
+    assert!(answer.forwarded && answer.status == 0, "{answer:?}");
+    let held = answer.held_for.unwrap();
+    assert!((9..=10).contains(&held.seconds), "{held:?}");
+    assert_eq!(
+        (answer.refused_by.as_str(), verdicts(&told)["paced"]),
+        ("paced", pb::LimitVerdict::Held)
+    );
+
+    // Who does not want to wait that long is refused.
+    let mut impatient = question("/");
+    impatient.headers = vec![pb::Header { name: "Prefer".into(), value: "wait=5".into() }];
+    let told = replica.explain(impatient).await;
+    assert_eq!(told.answer.as_ref().unwrap().status, 429);
+    assert_eq!(verdicts(&told)["paced"], pb::LimitVerdict::Refused);
+
+    let text = replica.tidegate(&["explain", "/", "--client", "203.0.113.9"]).await.unwrap();
+    assert!(text.contains("the upstream's, after about "), "{text}");
+    assert!(text.contains("the request waits"), "{text}");
+    let text = replica.tidegate(&["limits", "-o", "json"]).await.unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json[0]["max_wait_seconds"], 30.0);
+}
+
+#[tokio::test]
 async fn explaining_spends_nothing_and_counts_nothing() {
     let replica = with(many_limits()).await;
     replica.send([203, 0, 113, 9]).await;
@@ -486,7 +519,7 @@ async fn the_program_shows_the_busiest_keys_and_one_snapshot_of_top() {
     let line = text.lines().find(|line| line.starts_with("per-client")).unwrap();
     assert_eq!(
         line.split_whitespace().collect::<Vec<_>>(),
-        ["per-client", "-", "-", "11", "2", "0", "0", "2"]
+        ["per-client", "-", "-", "11", "0", "2", "0", "0", "2"]
     );
     let text = replica.tidegate(&["top", "-o", "json", "--limit", "blocked"]).await.unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();

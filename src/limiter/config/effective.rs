@@ -49,7 +49,7 @@ impl LimitConfig {
                 Mode::Shadow => "shadow",
             },
             "expose": self.expose,
-            "max_wait": "0s",
+            "max_wait": humantime::format_duration(self.max_wait).to_string(),
             "partition": match self.partition {
                 Partition::Frozen => "frozen",
                 Partition::Strict => "strict",

@@ -20,7 +20,7 @@ pub use condition::ConditionConfig;
 pub use cost::CostConfig;
 pub use key::KeyPartConfig;
 use key::ValueText;
-pub use text::{Burst, LimitName, NoWait, RateText};
+pub use text::{Burst, LimitName, RateText};
 use text::{MissingText, ModeText, PartitionText};
 
 use super::key::BucketId;
@@ -29,7 +29,8 @@ use super::quota::Quota;
 use super::quota::Rate;
 use super::rule::{KeyPart, Missing, Rule, Source};
 use super::tokens::Tokens;
-use crate::settings::{DurationText, Fault, PathSegment, Whole};
+use super::wait::Crowding;
+use crate::settings::{DurationOrZeroText, DurationText, Fault, PathSegment, Whole};
 
 /// How much memory buckets may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -42,14 +43,34 @@ pub struct LimiterConfig {
     /// A bucket may go when it is full again and unused this long. Default: 10s.
     #[serde(with = "DurationText")]
     pub idle_expiry: Duration,
+    /// Requests that may wait for tokens at the same time. Default: 100000.
+    #[serde(with = "WaiterCount")]
+    pub max_waiting: usize,
+    /// The same for one bucket. Default: 10000.
+    #[serde(with = "WaiterCount")]
+    pub max_waiting_per_bucket: usize,
 }
 
 // Far above what the memory of a sidecar holds, and no slip in the zeros.
 type BucketCount = Whole<1, 4_294_967_295>;
+type WaiterCount = Whole<0, 4_294_967_295>;
+
+impl LimiterConfig {
+    /// How many requests may wait.
+    pub const fn crowding(&self) -> Crowding {
+        Crowding { in_all: self.max_waiting, per_bucket: self.max_waiting_per_bucket }
+    }
+}
 
 impl Default for LimiterConfig {
     fn default() -> Self {
-        Self { max_buckets: 1_000_000, idle_expiry: Duration::from_secs(10) }
+        let Crowding { in_all, per_bucket } = Crowding::default();
+        Self {
+            max_buckets: 1_000_000,
+            idle_expiry: Duration::from_secs(10),
+            max_waiting: in_all,
+            max_waiting_per_bucket: per_bucket,
+        }
     }
 }
 
@@ -101,10 +122,10 @@ pub struct LimitConfig {
     /// Whether answers tell the limit's state. Default: true.
     #[serde(default = "default_expose")]
     pub expose: bool,
-    /// How long a request may be held for its token. Default: 0s, the only value
-    /// that this version supports.
-    #[serde(default)]
-    pub max_wait: NoWait,
+    /// How long a request without room may wait for its tokens before it is
+    /// refused. Default: 0s, it is refused at once.
+    #[serde(default, with = "DurationOrZeroText")]
+    pub max_wait: Duration,
     /// What holds when replicas lose sight of each other. Default: frozen, each
     /// goes on with the share that it had.
     #[serde(default, with = "PartitionText")]
@@ -135,7 +156,7 @@ impl LimitConfig {
             overrides: Vec::new(),
             mode: Mode::default(),
             expose: default_expose(),
-            max_wait: NoWait,
+            max_wait: Duration::ZERO,
             partition: Partition::default(),
         }
     }
@@ -195,6 +216,7 @@ impl LimitConfig {
                 mode: self.mode,
                 expose: self.expose,
                 partition: self.partition,
+                max_wait: self.max_wait,
             }),
             _ => Err(faults),
         }

@@ -1,7 +1,6 @@
 //! How the scalars of a limit are written.
 
 use std::str::FromStr;
-use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,7 +9,7 @@ use super::super::limit::{Mode, Partition};
 use super::super::quota::{Rate, RateError};
 use super::super::rule::Missing;
 use super::super::tokens::Tokens;
-use crate::settings::{NOT_SUPPORTED, NameText};
+use crate::settings::NameText;
 
 /// Declares how a type is written: what to call it when it is missing, how it
 /// is parsed, and its JSON Schema.
@@ -94,21 +93,6 @@ pub(super) fn whole_tokens(text: &str) -> Result<u64, String> {
         .filter(|tokens| (1..=Tokens::MAX_WHOLE).contains(tokens))
         .ok_or_else(|| format!("`{text}` is not a whole number from 1 to {}", Tokens::MAX_WHOLE))
 }
-
-/// No time at all: requests are not held in this version.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NoWait;
-
-notation!(
-    NoWait,
-    "a duration such as 0s",
-    |text| match humantime::parse_duration(&text) {
-        Ok(Duration::ZERO) => Ok(Self),
-        Ok(_) => Err(format!("holding requests is {NOT_SUPPORTED}: only 0s is")),
-        Err(_) => Err(format!("`{text}` is not a duration such as 0s")),
-    },
-    { "type": "string", "enum": ["0s"], "default": "0s" }
-);
 
 /// How a [`Partition`] is written.
 #[derive(Deserialize, Serialize, JsonSchema)]

@@ -193,6 +193,7 @@ impl Engine {
                 Applied { old: true, forgiven: 0 }
             }
         });
+        self.limiter.stir(bucket);
         self.stats.entries_old += u64::from(applied.old);
         self.stats.forgive(index, applied.forgiven);
         Ok(())
@@ -252,6 +253,7 @@ impl Engine {
                 0
             }
         });
+        self.limiter.stir(bucket);
         self.stats.forgive(index, forgiven);
         Ok(())
     }

@@ -63,6 +63,7 @@ impl Engine {
                 ledger.set_pause(Pause::new(generation, millis, true, now));
             }
         });
+        self.limiter.stir(bucket);
         self.flush_and_watch(bucket, now);
         true
     }
@@ -85,6 +86,7 @@ impl Engine {
             companion.epochs().raise_bucket(bucket, epoch, now);
             empty(slot, bucket, life, companion, quota, now);
         });
+        self.limiter.stir(bucket);
         // Peers must hear of it although nothing was spent.
         self.flush_and_watch(bucket, now);
         Some(usize::from(existed))
@@ -109,6 +111,7 @@ impl Engine {
             self.limiter.with_existing(*bucket, |slot, quota| {
                 empty(slot, *bucket, life, companion, quota, now);
             });
+            self.limiter.stir(*bucket);
         }
         behind.len()
     }

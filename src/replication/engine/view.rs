@@ -74,6 +74,10 @@ pub struct BucketView {
     pub admitted: u32,
     /// Requests that this replica refused.
     pub refused: u32,
+    /// Requests that wait here for its tokens.
+    pub waiting: usize,
+    /// What they cost.
+    pub awaited: Tokens,
     /// Micro-tokens that peers have not been told of.
     pub unsent: u64,
     /// Nanoseconds since a peer was last heard on this bucket, if ever.
@@ -180,6 +184,8 @@ impl Engine {
                 spent,
                 admitted: slot.admitted,
                 refused: slot.refused,
+                waiting: slot.waiting(),
+                awaited: slot.awaited(),
                 unsent: ledger.map_or(0, |l| l.unsent(slot.spent, slot.returned).unsigned_abs()),
                 heard_nanos_ago: ledger
                     .and_then(|l| l.heard_at())

@@ -202,6 +202,8 @@ pub struct Ledger {
     mean_cost: f64,
     samples: u8,
     demand: Demand,
+    /// Requests wait here for tokens of this bucket.
+    backlog: bool,
     /// How fast this replica spends, as its peers measure it.
     rate: Rate,
     /// When tokens were last spent or asked for, by anyone.
@@ -254,6 +256,7 @@ impl Ledger {
             mean_cost: Tokens::MICRO as f64,
             samples: 0,
             demand: Demand::none(now),
+            backlog: false,
             rate: Rate::default(),
             used_at: now,
             integral: 0.0,
@@ -350,7 +353,7 @@ impl Ledger {
         climate: &Climate<'_>,
         now: Timestamp,
     ) -> f64 {
-        let demand = self.others + self.demand.at(self.mean_cost, now);
+        let demand = self.others + self.own_demand(quota, now);
         if demand <= 0.0 {
             return 1.0;
         }
@@ -366,15 +369,24 @@ impl Ledger {
         let reserved: f64 =
             self.peers.iter().filter_map(|peer| peer.reserve).map(|reserve| reserve.rate).sum();
         // In scarcity peers get the part of the refill that their demand is of all.
-        let own = self.demand_now();
+        let own = self.own_demand(quota, self.demand.asked_at());
         let all = self.others + own;
         let taken = if all > 0.0 { self.others * (refill / all).min(1.0) } else { 0.0 };
         let left = (refill - taken - reserved).max(refill / f64::from(replicas.max(1)));
         if left > 0.0 { refill / left } else { 1.0 }
     }
 
-    fn demand_now(&self) -> f64 {
-        self.demand.at(self.mean_cost, self.demand.asked_at())
+    /// How fast tokens are asked for here. Requests that wait have asked once, and
+    /// would take whatever comes: as long as there are any, that is all of the
+    /// refill. So replicas where requests wait share it evenly.
+    fn own_demand(&self, quota: &Quota, now: Timestamp) -> f64 {
+        let asked = self.demand.at(self.mean_cost, now);
+        if self.backlog { asked.max(refill_rate(quota)) } else { asked }
+    }
+
+    /// Whether requests wait here.
+    pub(super) const fn set_backlog(&mut self, waiting: bool) {
+        self.backlog = waiting;
     }
 
     /// Follows the members: reserves the share of peers that fell silent, and
@@ -546,7 +558,8 @@ impl Ledger {
                 self.mean_cost += (cost - self.mean_cost) / f64::from(self.samples);
                 self.demand.ask(cost, self.mean_cost, now);
             }
-            Event::Returned(_) => {}
+            Event::Paced(_) => self.used_at = now,
+            Event::Returned(_) | Event::Line => {}
         }
         let off = self.deviation(net, quota) >= self.threshold(level, quota, replicas);
         let mark = if off { Mark::Urgent } else { Mark::Watch };
@@ -632,7 +645,7 @@ impl Ledger {
         pace: Pace,
         now: Timestamp,
     ) -> Verdict {
-        let demand = self.demand.at(self.mean_cost, now);
+        let demand = self.own_demand(quota, now);
         let deviation = self.deviation(net, quota);
         let threshold = self.threshold(level, quota, pace.replicas);
         let off = deviation >= threshold;
@@ -679,7 +692,7 @@ impl Ledger {
             number: self.last.number.wrapping_add(1).max(1),
             spent,
             returned,
-            demand: self.demand.at(self.mean_cost, now),
+            demand: self.own_demand(quota, now),
             at: now,
             integral: self.integral,
         };
