@@ -302,6 +302,15 @@ impl Replica {
         level.round() as i64
     }
 
+    /// Makes all buckets of a limit full again.
+    pub fn reset(&self, limit: &str) {
+        let bucket = Some(pb::reset_bucket_request::Bucket::All(true));
+        let request = pb::ResetBucketRequest { limit: limit.to_owned(), bucket };
+        self.runtime.block_on(async {
+            AdminClient::new(self.admin().await).reset_bucket(request).await.unwrap();
+        });
+    }
+
     /// The mesh as the admin gRPC shows it.
     pub fn mesh(&self) -> pb::ListPeersResponse {
         self.runtime.block_on(async {

@@ -1,5 +1,7 @@
 //! Limits in a few words.
 
+use std::time::Duration;
+
 use tidegate::limiter::{
     Cost, KeyPart, Limit, LimitSpec, Missing, Mode, PathPattern, Quota, Rule, Source,
 };
@@ -40,6 +42,11 @@ impl LimitBuilder {
 
     pub fn missing(mut self, missing: Missing) -> Self {
         self.0.rule.missing = missing;
+        self
+    }
+
+    pub fn waiting(mut self, max_wait: Duration) -> Self {
+        self.0.max_wait = max_wait;
         self
     }
 

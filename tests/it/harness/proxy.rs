@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use prometheus_client::registry::Registry;
-use tidegate::limiter::{Alone, Limit, LimitSet, Limiter};
+use tidegate::limiter::{Alone, Crowding, Limit, LimitSet, Limiter};
 use tidegate::proxy::{Config, Handle, Metrics, Proxy, Tuner};
 use tidegate::runtime::{DrainControl, Failure, Stage, Supervisor};
 use tidegate::time::{Clock, Timestamp};
@@ -19,6 +19,7 @@ pub struct Setup {
     limits: Vec<Limit>,
     clock: Clock,
     workers: usize,
+    crowding: Crowding,
 }
 
 /// A running proxy; dropping it ends it.
@@ -43,7 +44,8 @@ impl Setup {
     pub fn before_url(url: &str) -> Self {
         let mut config = Config::new(url.parse().unwrap());
         config.listen = "127.0.0.1:0".parse().unwrap();
-        Self { config, limits: Vec::new(), clock: Clock::monotonic(), workers: 1 }
+        let (limits, clock) = (Vec::new(), Clock::monotonic());
+        Self { config, limits, clock, workers: 1, crowding: Crowding::default() }
     }
 
     /// Adds a limit.
@@ -70,6 +72,12 @@ impl Setup {
         self
     }
 
+    /// Bounds how many requests may wait.
+    pub fn crowding(mut self, crowding: Crowding) -> Self {
+        self.crowding = crowding;
+        self
+    }
+
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = workers;
         self
@@ -80,7 +88,8 @@ impl Setup {
         let limits = LimitSet::new(self.limits);
         let mut registry = Registry::with_prefix("tidegate");
         let metrics = Metrics::register(&mut registry, &limits);
-        let limiter = Arc::new(Limiter::new(limits, 1_000_000, Alone));
+        let limiter = Limiter::new(limits, 1_000_000, Alone).with_crowding(self.crowding);
+        let limiter = Arc::new(limiter);
         let (proxy, address) = Proxy::bind(
             self.config,
             Arc::clone(&limiter),
