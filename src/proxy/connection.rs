@@ -6,21 +6,33 @@
 //! within the header timeout, from the first byte on (and from being accepted
 //! on: who connects has something to say); between requests, and while it does
 //! not take what is written to it, it may idle for the idle timeout. While a
-//! request is served neither applies.
+//! request is served neither applies. A block of fields of HTTP/2 that has begun
+//! is owed within the header timeout whatever else runs.
+//!
+//! What the HTTP implementation cannot read it would answer with a bare status.
+//! That answer is not sent; which status it was is noted, so that the proxy can
+//! answer in its own form.
 
 use std::future::Future;
 use std::io;
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
 use super::config::Timeouts;
+use super::protocol::{Blocks, Protocol};
+use super::response::Problem;
 use crate::time::{Clock, Timestamp};
 
 /// How much of a refused request's body is read, so that a client which writes
@@ -43,8 +55,17 @@ pub(super) struct Activity {
     exchanges: AtomicU32,
     /// Nanoseconds since when nothing could be written, 0 if it can.
     blocked_since: AtomicU64,
+    /// Nanoseconds since when a block of fields is unfinished, 0 if none is.
+    block_since: AtomicU64,
     http2: AtomicBool,
     unread_body: AtomicBool,
+    /// All that was written has left, and no exchange has begun since. Whatever
+    /// HTTP/1 writes then is its own answer to bytes that are no request.
+    quiet: AtomicBool,
+    /// The status of that answer, 0 if there was none.
+    refusal: AtomicU16,
+    /// Bytes of the present head before its first line has ended.
+    first_line: AtomicUsize,
     /// The socket, once HTTP is done with it.
     leftover: Mutex<Option<TcpStream>>,
 }
@@ -58,6 +79,9 @@ const BUSY: u8 = 2;
 /// Between exchanges.
 const IDLE: u8 = 3;
 
+/// The first line of the present head has ended.
+const ENDED: usize = usize::MAX;
+
 /// One request and its answer; its end is noticed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Exchange(Arc<Activity>);
@@ -68,6 +92,7 @@ pub(super) struct ClientStream {
     /// `None` only while it is being dropped.
     io: Option<TcpStream>,
     activity: Arc<Activity>,
+    protocol: Protocol,
 }
 
 /// The timer of a connection. Armed lazily: a deadline that moves back costs
@@ -86,8 +111,12 @@ impl Activity {
             since: AtomicU64::new(now.as_nanos()),
             exchanges: AtomicU32::new(0),
             blocked_since: AtomicU64::new(0),
+            block_since: AtomicU64::new(0),
             http2: AtomicBool::new(false),
             unread_body: AtomicBool::new(false),
+            quiet: AtomicBool::new(true),
+            refusal: AtomicU16::new(0),
+            first_line: AtomicUsize::new(0),
             leftover: Mutex::new(None),
         }
     }
@@ -100,6 +129,8 @@ impl Activity {
         let running = self.exchanges.load(Ordering::Relaxed);
         self.exchanges.store(running + 1, Ordering::Relaxed);
         self.phase.store(BUSY, Ordering::Relaxed);
+        self.quiet.store(false, Ordering::Relaxed);
+        self.first_line.store(0, Ordering::Relaxed);
         Exchange(Arc::clone(self))
     }
 
@@ -133,16 +164,75 @@ impl Activity {
         self.since.store(self.clock.now().as_nanos(), Ordering::Relaxed);
     }
 
-    fn received(&self, bytes: &[u8]) {
-        match self.phase.load(Ordering::Relaxed) {
-            // No HTTP/1 method begins like the preface of HTTP/2.
-            FRESH if bytes.starts_with(b"PRI ") => {
+    /// What is wrong with bytes that HTTP could not read as a request, if it
+    /// could not. A head may have `max_head` bytes.
+    pub(super) fn refusal(&self, max_head: usize) -> Option<Problem> {
+        let first_line = self.first_line.load(Ordering::Relaxed);
+        match self.refusal.load(Ordering::Relaxed) {
+            0 => None,
+            414 => Some(Problem::TargetTooLong),
+            431 if first_line != ENDED && first_line >= max_head => Some(Problem::TargetTooLong),
+            431 => Some(Problem::HeadTooLarge),
+            _ => Some(Problem::BadRequest("what was sent is not an HTTP request")),
+        }
+    }
+
+    /// Whether a head of HTTP/1 has begun and not ended.
+    pub(super) fn owes_head(&self) -> bool {
+        let phase = self.phase.load(Ordering::Relaxed);
+        (phase == FRESH || phase == HEAD) && self.first_line.load(Ordering::Relaxed) > 0
+    }
+
+    fn received(&self, bytes: &[u8], blocks: Option<Blocks>) {
+        let phase = self.phase.load(Ordering::Relaxed);
+        if let Some(blocks) = blocks {
+            // Frames of HTTP/2 need not belong to a request.
+            if phase == FRESH {
                 self.http2.store(true, Ordering::Relaxed);
                 self.enter(IDLE);
             }
-            // Frames of HTTP/2 need not belong to a request.
-            IDLE if !self.http2.load(Ordering::Relaxed) => self.enter(HEAD),
-            _ => {}
+            let since = self.block_since.load(Ordering::Relaxed);
+            if !blocks.open {
+                self.block_since.store(0, Ordering::Relaxed);
+            } else if blocks.finished || since == 0 {
+                self.block_since.store(self.clock.now().as_nanos().max(1), Ordering::Relaxed);
+            }
+            return;
+        }
+        match phase {
+            IDLE => self.enter(HEAD),
+            FRESH | HEAD => {}
+            _ => return,
+        }
+        let so_far = self.first_line.load(Ordering::Relaxed);
+        if so_far != ENDED {
+            let ended = bytes.contains(&b'\n');
+            let so_far = if ended { ENDED } else { so_far + bytes.len() };
+            self.first_line.store(so_far, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether `bytes`, about to be written, are an answer of the HTTP
+    /// implementation's own; if so, it is noted.
+    fn is_refusal(&self, bytes: &[u8]) -> bool {
+        if !self.quiet.load(Ordering::Relaxed) {
+            return false;
+        }
+        let status = bytes.strip_prefix(b"HTTP/1.1 ").and_then(|rest| rest.get(..3));
+        let status = status.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
+        if let Some(status) = status {
+            self.refusal.store(status, Ordering::Relaxed);
+        }
+        status.is_some()
+    }
+
+    fn is_refused(&self) -> bool {
+        self.refusal.load(Ordering::Relaxed) != 0
+    }
+
+    fn flushed(&self) {
+        if self.exchanges.load(Ordering::Relaxed) == 0 {
+            self.quiet.store(true, Ordering::Relaxed);
         }
     }
 
@@ -167,10 +257,11 @@ impl Activity {
             IDLE => Some(since.plus(timeouts.idle)),
             _ => Some(since.plus(timeouts.header)),
         };
-        match (blocked, phase) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let block = match self.block_since.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(Timestamp::from_nanos(nanos).plus(timeouts.header)),
+        };
+        [blocked, phase, block].into_iter().flatten().min()
     }
 }
 
@@ -231,7 +322,7 @@ impl Watchdog {
 
 impl ClientStream {
     pub(super) const fn new(io: TcpStream, activity: Arc<Activity>) -> Self {
-        Self { io: Some(io), activity }
+        Self { io: Some(io), activity, protocol: Protocol::new() }
     }
 
     fn io(&mut self) -> io::Result<Pin<&mut TcpStream>> {
@@ -255,7 +346,8 @@ impl AsyncRead for ClientStream {
         let before = buf.filled().len();
         let result = self.io()?.poll_read(cx, buf);
         if let Some(bytes) = buf.filled().get(before..).filter(|bytes| !bytes.is_empty()) {
-            self.activity.received(bytes);
+            let blocks = self.protocol.follow(bytes);
+            self.activity.received(bytes, blocks);
         }
         result
     }
@@ -267,6 +359,9 @@ impl AsyncWrite for ClientStream {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.activity.is_refusal(buf) {
+            return Poll::Ready(Ok(buf.len()));
+        }
         let result = self.io()?.poll_write(cx, buf);
         self.activity.wrote(result.is_pending());
         result
@@ -277,6 +372,9 @@ impl AsyncWrite for ClientStream {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if bufs.first().is_some_and(|first| self.activity.is_refusal(first)) {
+            return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
+        }
         let result = self.io()?.poll_write_vectored(cx, bufs);
         self.activity.wrote(result.is_pending());
         result
@@ -287,10 +385,18 @@ impl AsyncWrite for ClientStream {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.io()?.poll_flush(cx)
+        let result = self.io()?.poll_flush(cx);
+        if result.is_ready() {
+            self.activity.flushed();
+        }
+        result
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.activity.is_refused() {
+            // The proxy's own answer is still to come.
+            return Poll::Ready(Ok(()));
+        }
         self.io()?.poll_shutdown(cx)
     }
 }
@@ -317,8 +423,21 @@ pub(super) async fn linger(mut io: TcpStream) {
 }
 
 /// Answers a connection that cannot be served, and ends it.
-pub(super) async fn dismiss(mut io: TcpStream, answer: &'static [u8]) {
-    if io.write_all(answer).await.is_ok() {
+pub(super) async fn dismiss(mut io: TcpStream, answer: &[u8]) {
+    let written = tokio::time::timeout(LINGER_TIME, io.write_all(answer)).await;
+    if matches!(written, Ok(Ok(()))) {
         linger(io).await;
+    }
+}
+
+/// The same for when there is no time for it: nothing is awaited, and the client
+/// may lose the answer if it is still writing.
+pub(super) fn dismiss_at_once(io: &TcpStream, answer: &[u8]) {
+    let io = SockRef::from(io);
+    // What was sent so far is taken, since closing on it would reset the connection.
+    let mut unread = [MaybeUninit::uninit(); 4096];
+    let _ = io.recv(&mut unread);
+    if io.send(answer).is_ok() {
+        let _ = io.shutdown(Shutdown::Write);
     }
 }

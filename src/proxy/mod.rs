@@ -15,7 +15,9 @@
 //!
 //! Decisions that show outside:
 //! - a connection beyond `max.connections` is answered 503 and closed, before it
-//!   sends a request;
+//!   sends a request; in a flood it is closed without waiting for what it sends;
+//! - a head that does not come in time is answered 408; who has sent no byte of
+//!   one is closed without a word;
 //! - behind a refused request up to 64 KiB of a body of known length are read and
 //!   the connection lives on; otherwise it is closed after its answer, but read on
 //!   for at most 8 MiB and 5 s, so that the client gets to see the answer;
@@ -24,7 +26,8 @@
 //! - interim answers (1xx) of the upstream are not passed on, except 101 to a
 //!   WebSocket, the only protocol to which a connection may switch; the client's
 //!   `Expect: 100-continue` is answered here;
-//! - trailers of requests over HTTP/1 are dropped, those of answers are kept;
+//! - trailers of requests over HTTP/1 pass if `Trailer` announces them and neither
+//!   the proxy nor a limit decides by such a field, those of answers always;
 //! - the answer's head is due within `timeouts.response` after the last piece of
 //!   the request's body; a body may pause for `timeouts.idle`.
 
@@ -56,6 +59,7 @@ mod live;
 mod metrics;
 mod preamble;
 mod preview;
+mod protocol;
 mod request;
 mod response;
 mod service;

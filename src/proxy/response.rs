@@ -3,9 +3,8 @@
 //! A person or program that speaks plain HTTP gets a problem document (RFC 9457);
 //! a gRPC caller gets status 200 and a trailers-only answer with the code that
 //! its library understands; HEAD gets no body. `Proxy-Status` (RFC 9209) says
-//! that it was the proxy that spoke. What the HTTP implementation refuses before
-//! there is a request (400, 414, 431 on bytes that are no request) it answers
-//! with a bare status.
+//! that it was the proxy that spoke. Where there is no request to answer, because
+//! what came is none or came too slowly, the answer is made here as bytes.
 
 use std::time::Duration;
 
@@ -43,12 +42,18 @@ pub enum Problem {
     MethodNotAllowed,
     /// 408: the request's body stopped coming.
     RequestTimeout,
+    /// 408: the request's head stopped coming.
+    HeadTimeout,
     /// 413.
     ContentTooLarge,
+    /// 414: the first line alone is larger than a head may be.
+    TargetTooLong,
     /// 417.
     ExpectationFailed,
     /// 431: the head has more fields than allowed.
     TooManyFields,
+    /// 431: the head has more fields or bytes than allowed.
+    HeadTooLarge,
     /// 501: what is not implemented.
     NotImplemented(&'static str),
     /// 503: too many requests wait for their tokens.
@@ -155,10 +160,13 @@ impl Problem {
             Self::MissingKeyPart(part) => format!("the request lacks {part}"),
             Self::MethodNotAllowed => "the method may not pass a proxy".to_owned(),
             Self::RequestTimeout => "the request's content stopped coming".to_owned(),
+            Self::HeadTimeout => "the request's head stopped coming".to_owned(),
             Self::ContentTooLarge => "the request's content is too large".to_owned(),
+            Self::TargetTooLong => "the request's first line is too long".to_owned(),
             Self::ExpectationFailed => "only 100-continue can be expected".to_owned(),
             Self::TooManyFields => "the request has too many fields".to_owned(),
             Self::TooManyWaiting { .. } => "too many requests wait already".to_owned(),
+            Self::HeadTooLarge => "the request's head is too large".to_owned(),
             Self::BadGateway(GatewayFault::Unreachable) => {
                 "the upstream cannot be reached".to_owned()
             }
@@ -198,7 +206,7 @@ impl Problem {
                 UNIMPLEMENTED,
                 Outcome::Rejected,
             ),
-            Self::RequestTimeout => (
+            Self::RequestTimeout | Self::HeadTimeout => (
                 StatusCode::REQUEST_TIMEOUT,
                 "Request Timeout",
                 "http_request_error",
@@ -212,6 +220,13 @@ impl Problem {
                 RESOURCE_EXHAUSTED,
                 Outcome::Rejected,
             ),
+            Self::TargetTooLong => (
+                StatusCode::URI_TOO_LONG,
+                "URI Too Long",
+                "http_request_error",
+                RESOURCE_EXHAUSTED,
+                Outcome::Rejected,
+            ),
             Self::ExpectationFailed => (
                 StatusCode::EXPECTATION_FAILED,
                 "Expectation Failed",
@@ -219,7 +234,7 @@ impl Problem {
                 INVALID_ARGUMENT,
                 Outcome::Rejected,
             ),
-            Self::TooManyFields => (
+            Self::TooManyFields | Self::HeadTooLarge => (
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "Request Header Fields Too Large",
                 "http_request_error",
@@ -266,6 +281,24 @@ impl Problem {
         };
         Wording { status, title, error, grpc, outcome }
     }
+}
+
+/// The answer to what never became a request, as it goes out before the
+/// connection is closed.
+pub(super) fn unreadable(problem: &Problem) -> Vec<u8> {
+    let response: Response<Bytes> = problem.answer(&Asker { head: false, grpc: None });
+    let mut bytes = format!("HTTP/1.1 {}\r\n", response.status()).into_bytes();
+    for (name, value) in response.headers() {
+        for piece in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+            bytes.extend_from_slice(piece);
+        }
+    }
+    let length = response.body().len();
+    bytes.extend_from_slice(
+        format!("connection: close\r\ncontent-length: {length}\r\n\r\n").as_bytes(),
+    );
+    bytes.extend_from_slice(response.body());
+    bytes
 }
 
 /// The answer to a request that a limit refuses. `due_nanos` is the time until
@@ -357,8 +390,12 @@ mod tests {
             Problem::MissingKeyPart("header:x-api-key".into()),
             Problem::MethodNotAllowed,
             Problem::RequestTimeout,
+            Problem::HeadTimeout,
             Problem::ContentTooLarge,
+            Problem::TargetTooLong,
             Problem::ExpectationFailed,
+            Problem::TooManyFields,
+            Problem::HeadTooLarge,
             Problem::NotImplemented("x"),
             Problem::BadGateway(GatewayFault::Unreachable),
             Problem::ConnectTimeout,

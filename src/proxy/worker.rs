@@ -23,7 +23,7 @@ use tokio::time::sleep;
 use tower::Layer;
 
 use super::config::{self, Config};
-use super::connection::{Activity, ClientStream, Watchdog, dismiss, linger};
+use super::connection::{Activity, ClientStream, Watchdog, dismiss, dismiss_at_once, linger};
 use super::forward::{Forward, Shared};
 use super::headers::Peer;
 use super::limit::{Enforcer, FindClient, RateLimitLayer};
@@ -31,15 +31,15 @@ use super::live::SharedLive;
 use super::metrics::{Metrics, Outcome};
 use super::preamble;
 use super::request::is_keyed;
-use super::response::OVERLOADED;
+use super::response::{OVERLOADED, Problem, unreadable};
 use super::service::{Edge, EdgeSettings};
 use super::upstream::Upstream;
 use crate::limiter::{Client, Companion};
 use crate::runtime::{Drain, Stage, spawn_local};
 use crate::time::Clock;
 
-/// Connections beyond the maximum that are told so at the same time; more are
-/// closed without a word.
+/// Connections beyond the maximum that may take their time to hear so; more are
+/// told at once or not at all.
 const MAX_DISMISSED: usize = 64;
 /// Connections a thread takes on when it closes its socket, so that a flood of
 /// them does not keep it from serving.
@@ -356,7 +356,7 @@ impl<C: Companion> Running<C> {
         }
     }
 
-    /// Tells a client that it came too late, if not too many have to be told.
+    /// Tells a client that it came too late.
     fn dismiss(&self, io: TcpStream) {
         let dismissed = Rc::clone(&self.dismissed);
         if dismissed.get() < MAX_DISMISSED {
@@ -365,6 +365,8 @@ impl<C: Companion> Running<C> {
                 dismiss(io, OVERLOADED).await;
                 dismissed.set(dismissed.get() - 1);
             });
+        } else {
+            dismiss_at_once(&io, OVERLOADED);
         }
     }
 
@@ -391,9 +393,10 @@ impl<C: Companion> Running<C> {
             self.config.timeouts,
             self.metrics.clone(),
         );
+        let max_head = max_head(&self.config);
         spawn_local(async move {
             let io = TokioIo::new(stream);
-            let refused = {
+            let end = {
                 let mut connection = pin!(builder.serve_connection_with_upgrades(io, edge));
                 let mut closing = pin!(leaving.closing());
                 let (mut listening, mut told) = (false, false);
@@ -408,7 +411,10 @@ impl<C: Companion> Running<C> {
                     }
                     loop {
                         if let Poll::Ready(result) = connection.as_mut().poll(cx) {
-                            return Poll::Ready(result.is_err_and(|error| is_unreadable(&*error)));
+                            return Poll::Ready(match result {
+                                Err(error) if is_unreadable(&*error) => End::Unreadable,
+                                _ => End::Done,
+                            });
                         }
                         if told || leaving.stage() < Stage::Closing {
                             break;
@@ -424,21 +430,49 @@ impl<C: Companion> Running<C> {
                         told = true;
                         connection.as_mut().graceful_shutdown();
                     }
-                    watchdog.poll_expired(&activity, &timeouts, cx).map(|()| false)
+                    watchdog.poll_expired(&activity, &timeouts, cx).map(|()| End::Late)
                 })
                 .await
             };
-            if refused {
+            let problem = match end {
+                End::Done => None,
+                End::Unreadable => activity.refusal(max_head),
+                End::Late => activity.owes_head().then_some(Problem::HeadTimeout),
+            };
+            if matches!(end, End::Unreadable) || problem.is_some() {
                 metrics.count(Outcome::Rejected);
             }
-            if let Some(io) = activity.take_leftover()
-                && (refused || activity.has_unread_body())
-            {
-                linger(io).await;
+            match (activity.take_leftover(), problem) {
+                // Who is slow is not given more time.
+                (Some(io), Some(Problem::HeadTimeout)) => {
+                    dismiss_at_once(&io, &unreadable(&Problem::HeadTimeout));
+                }
+                (Some(io), Some(problem)) => dismiss(io, &unreadable(&problem)).await,
+                (Some(io), None)
+                    if activity.has_unread_body() || matches!(end, End::Unreadable) =>
+                {
+                    linger(io).await;
+                }
+                (Some(_) | None, _) => {}
             }
             drop(open);
         });
     }
+}
+
+/// How the service of a connection came to its end.
+#[derive(Clone, Copy)]
+enum End {
+    /// Either side has finished with it.
+    Done,
+    /// What the client sent is no request.
+    Unreadable,
+    /// The client took too long.
+    Late,
+}
+
+fn max_head(config: &Config) -> usize {
+    config.max.header_bytes.max(MIN_HEADER_BYTES)
 }
 
 fn server(config: &Config) -> auto::Builder<LocalExecutor> {
@@ -448,7 +482,7 @@ fn server(config: &Config) -> auto::Builder<LocalExecutor> {
         .timer(TokioTimer::new())
         // The connection's own watchdog does this, and idling too.
         .header_read_timeout(None)
-        .max_buf_size(config.max.header_bytes.max(MIN_HEADER_BYTES));
+        .max_buf_size(max_head(config));
     // Any number but the usual one costs an allocation for each request.
     if config.max.headers != config::Maxima::default().headers {
         builder.http1().max_headers(config.max.headers);
@@ -482,8 +516,7 @@ fn is_of_connection(error: &io::Error) -> bool {
         || error.kind() == io::ErrorKind::ConnectionReset
 }
 
-/// Whether a connection ended because of what the client sent, which the client
-/// has just been told.
+/// Whether a connection ended because of what the client sent.
 fn is_unreadable(error: &(dyn std::error::Error + 'static)) -> bool {
     error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse)
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tidegate::runtime::Stage;
 
-use crate::harness::{Connection, Setup, Upstream, eventually, limit};
+use crate::harness::{Connection, Reply, Setup, Upstream, eventually, limit};
 
 #[test]
 fn se_g4_what_the_proxy_sets_and_keys_on_cannot_be_named_away() {
@@ -107,9 +107,32 @@ fn se_g8_slow_clients_are_let_go_in_time() {
     }
     assert!(started.elapsed() >= Duration::from_secs(1));
     assert_eq!(normal.get("/").status, 200, "a connection between requests has more time");
-    for connection in &mut slow {
+    for (i, connection) in slow.iter_mut().enumerate() {
+        // Who has not begun to ask anything is not answered.
+        if i % 3 == 0 {
+            assert!(connection.is_ended());
+            continue;
+        }
+        let got = connection.answer();
+        assert_eq!((got.status, got.field("connection")), (408, Some("close")));
+        assert_eq!(got.field("proxy-status"), Some("tidegate; error=http_request_error"));
         assert!(connection.is_ended());
     }
+    let rejected = "tidegate_http_requests_total{outcome=\"rejected\"}";
+    assert_eq!(proxy.metric(rejected), 40.0);
+}
+
+#[test]
+fn se_g8_a_head_that_stops_coming_between_requests_is_told_so_too() {
+    let upstream = Upstream::start();
+    let proxy = Setup::before(&upstream)
+        .with(|config| config.timeouts.header = Duration::from_millis(200))
+        .start();
+    let mut connection = proxy.connect();
+    assert_eq!(connection.get("/").status, 200);
+    connection.send("GET /second HTTP/1.1\r\nHo");
+    assert_eq!(connection.answer().status, 408);
+    assert!(connection.is_ended());
 }
 
 #[test]
@@ -145,6 +168,22 @@ fn se_g8_there_is_a_bound_on_connections() {
     eventually("room", || proxy.handle.connections() == 2);
     assert_eq!(proxy.connect().get("/").status, 200);
     assert_eq!(proxy.metric("tidegate_http_requests_total{outcome=\"overloaded\"}"), 1.0);
+}
+
+#[test]
+fn se_g8_whoever_comes_too_late_is_told_however_many_there_are() {
+    let upstream = Upstream::start();
+    let proxy = Setup::before(&upstream).with(|config| config.max.connections = 1).start();
+    let mut first = proxy.connect();
+    assert_eq!(first.get("/").status, 200);
+    // None of them ends its side, so that those which are waited for stay.
+    let mut late: Vec<Connection> = (0..150).map(|_| proxy.connect()).collect();
+    for connection in &mut late {
+        let got = connection.answer();
+        assert_eq!((got.status, got.field("retry-after")), (503, Some("1")));
+    }
+    assert_eq!(first.get("/").status, 200);
+    assert_eq!(proxy.metric("tidegate_http_requests_total{outcome=\"overloaded\"}"), 150.0);
 }
 
 #[test]
@@ -228,12 +267,15 @@ fn what_is_no_request_is_answered_and_reaches_nobody() {
         ("POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", &[400]),
         (&long, &[431]),
         (&many, &[431]),
-        (&target, &[414, 431]),
+        (&target, &[414]),
     ] {
         let mut connection = proxy.connect();
         connection.send(bytes);
         let got = connection.answer();
         assert!(statuses.contains(&got.status), "{got:?} to {:.80}", bytes.escape_debug());
+        assert_eq!(got.field("proxy-status"), Some("tidegate; error=http_request_error"));
+        assert_eq!(got.field("content-type"), Some("application/problem+json"));
+        assert_eq!(got.json()["status"], got.status);
         assert!(connection.is_ended());
     }
     assert_eq!((upstream.connections(), proxy.keys().len()), (0, 0));
@@ -241,4 +283,23 @@ fn what_is_no_request_is_answered_and_reaches_nobody() {
         proxy.metric("tidegate_http_requests_total{outcome=\"rejected\"}") == 12.0
     });
     proxy.drain(Stage::Closing);
+}
+
+#[test]
+fn what_is_no_request_is_answered_after_others_were() {
+    // The upstream's own bare 400 is not taken for the proxy's.
+    let upstream = Upstream::scripted(|_| {
+        Reply::Bytes(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n".to_vec())
+    });
+    let proxy = Setup::before(&upstream).start();
+    let mut connection = proxy.connect();
+    // In one piece, so that the last is read while the second is answered.
+    connection.send("GET /1 HTTP/1.1\r\nHost: a\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n");
+    connection.send("rubbish\r\n\r\n");
+    for told in [false, false, true] {
+        let got = connection.answer();
+        assert_eq!((got.status, got.field("proxy-status").is_some()), (400, told));
+    }
+    assert!(connection.is_ended());
+    assert_eq!(upstream.count(), 2);
 }
