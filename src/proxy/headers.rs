@@ -109,8 +109,14 @@ pub(super) fn prepare_request(
     for name in [&KEEP_ALIVE, &PROXY_CONNECTION, &HTTP2_SETTINGS] {
         headers.remove(name);
     }
-    for name in [CONNECTION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, PROXY_AUTHORIZATION, EXPECT] {
+    for name in [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE, PROXY_AUTHORIZATION, EXPECT] {
         headers.remove(name);
+    }
+    // Only behind a body of unknown length can there be any.
+    if body.empty || body.exact || framed {
+        headers.remove(TRAILER);
+    } else if headers.contains_key(TRAILER) {
+        restrict_trailers(headers, keyed);
     }
     if trailers {
         headers.insert(TE, TRAILERS.clone());
@@ -121,6 +127,29 @@ pub(super) fn prepare_request(
     }
     join_cookies(headers);
     append_via(headers, version);
+}
+
+/// Announces only those trailers that may pass: an upstream may read them as if
+/// they had been in the head, so what the proxy says or decides by is not among
+/// them. What is not announced is not sent.
+fn restrict_trailers(headers: &mut HeaderMap, keyed: &dyn Fn(&HeaderName) -> bool) {
+    let may_pass = |name: &HeaderName| {
+        !is_protected(name)
+            && ![CONNECTION, TE, TRAILER, UPGRADE, PROXY_AUTHORIZATION, EXPECT].contains(name)
+            && ![&KEEP_ALIVE, &PROXY_CONNECTION, &HTTP2_SETTINGS].contains(&name)
+            && !keyed(name)
+    };
+    let passing: SmallVec<[HeaderName; 2]> = headers
+        .get_all(TRAILER)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|b| *b == b','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+        .filter(may_pass)
+        .collect();
+    headers.remove(TRAILER);
+    for name in passing {
+        headers.append(TRAILER, HeaderValue::from_name(name));
+    }
 }
 
 /// Prepares the fields of an answer for the client.

@@ -4,12 +4,20 @@
 //! A connection that was idle may be dead before this side has noticed. A
 //! request that was not written to it, or that could be sent twice without harm
 //! (an idempotent method without a body), is tried once more on a fresh one.
+//!
+//! A request counts as delivered from its first byte on that the socket took, so
+//! that one of which nothing left gets its tokens back, whoever was at fault.
 
 use std::cell::RefCell;
+use std::error::Error as _;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{Method, Request, Response, Version};
@@ -17,7 +25,7 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::body::{RequestBody, Upload, UploadFault};
@@ -56,15 +64,35 @@ enum Target {
 
 #[derive(Debug)]
 struct Idle {
-    sender: http1::SendRequest<RequestBody>,
+    wire: Wire,
     since: Timestamp,
+}
+
+/// A connection of HTTP/1, with the number of bytes that were written to it.
+#[derive(Debug)]
+struct Wire {
+    sender: http1::SendRequest<RequestBody>,
+    written: Arc<AtomicU64>,
+}
+
+/// A socket that counts what is written to it.
+struct Counted<T> {
+    io: T,
+    written: Arc<AtomicU64>,
+}
+
+/// Notes at its end whether something of a request was written.
+struct Delivery<'a> {
+    admission: Option<&'a Admission>,
+    written: Arc<AtomicU64>,
+    before: u64,
 }
 
 /// A connection in use. It goes back when the answer was read to its end, and is
 /// closed if this is dropped before.
 #[derive(Debug)]
 pub(super) struct Lease {
-    sender: http1::SendRequest<RequestBody>,
+    wire: Wire,
     home: Weak<Upstream>,
 }
 
@@ -107,13 +135,14 @@ impl Upstream {
         admission: Option<&Admission>,
     ) -> Result<Answer, Problem> {
         let upload = request.body().upload();
-        if let Some(mut sender) = self.take_idle() {
+        if let Some(mut wire) = self.take_idle() {
             let spare = spare(&request);
-            match self
-                .exchange(sender.try_send_request(request), upload.as_deref(), admission)
-                .await
-            {
-                Ok(response) => return Ok((response, Some(self.lease(sender)))),
+            let delivery = wire.delivery(admission);
+            match self.exchange(wire.sender.try_send_request(request), upload.as_deref()).await {
+                Ok(response) => {
+                    drop(delivery);
+                    return Ok((response, Some(self.lease(wire))));
+                }
                 Err(Failure::Unsent(unsent)) => request = *unsent,
                 Err(Failure::Sent(problem)) => match spare {
                     Some(spare) if problem == Problem::BadGateway(GatewayFault::Closed) => {
@@ -121,11 +150,18 @@ impl Upstream {
                     }
                     Some(_) | None => return Err(problem),
                 },
+                Err(Failure::Unprocessed) => {
+                    return Err(Problem::BadGateway(GatewayFault::Closed));
+                }
             }
         }
-        let mut sender = self.connect_http1().await?;
-        match self.exchange(sender.try_send_request(request), upload.as_deref(), admission).await {
-            Ok(response) => Ok((response, Some(self.lease(sender)))),
+        let mut wire = self.connect_http1().await?;
+        let delivery = wire.delivery(admission);
+        match self.exchange(wire.sender.try_send_request(request), upload.as_deref()).await {
+            Ok(response) => {
+                drop(delivery);
+                Ok((response, Some(self.lease(wire))))
+            }
             Err(failure) => Err(failure.into_problem()),
         }
     }
@@ -141,17 +177,26 @@ impl Upstream {
         admission: Option<&Admission>,
     ) -> Result<Answer, Problem> {
         let upload = request.body().upload();
+        // Others write to the same connection, so what was written says nothing.
+        let deliver = |delivered| {
+            if let Some(admission) = admission {
+                admission.set_delivered(delivered);
+            }
+        };
         let open = self.http2.borrow().as_ref().filter(|sender| !sender.is_closed()).cloned();
         if let Some(mut sender) = open
             && sender.ready().await.is_ok()
         {
-            match self
-                .exchange(sender.try_send_request(request), upload.as_deref(), admission)
-                .await
-            {
+            deliver(true);
+            match self.exchange(sender.try_send_request(request), upload.as_deref()).await {
                 Ok(response) => return Ok((response, None)),
-                Err(Failure::Unsent(unsent)) => request = *unsent,
-                Err(Failure::Sent(problem)) => {
+                Err(Failure::Unsent(unsent)) => {
+                    deliver(false);
+                    request = *unsent;
+                }
+                Err(failure) => {
+                    deliver(!matches!(failure, Failure::Unprocessed));
+                    let problem = failure.into_problem();
                     if problem == Problem::ResponseTimeout {
                         // It may be dead without anybody having noticed. What
                         // still runs on it may go on.
@@ -162,16 +207,20 @@ impl Upstream {
             }
         }
         let mut sender = self.connect_http2().await?;
-        match self.exchange(sender.try_send_request(request), upload.as_deref(), admission).await {
+        deliver(true);
+        match self.exchange(sender.try_send_request(request), upload.as_deref()).await {
             Ok(response) => Ok((response, None)),
-            Err(failure) => Err(failure.into_problem()),
+            Err(failure) => {
+                deliver(matches!(failure, Failure::Sent(_)));
+                Err(failure.into_problem())
+            }
         }
     }
 
     /// Closes what has been idle for too long.
     pub(super) fn reap(&self) {
         let now = self.clock.now();
-        self.idle.borrow_mut().retain(|idle| !idle.sender.is_closed() && is_young(idle, now));
+        self.idle.borrow_mut().retain(|idle| !idle.wire.sender.is_closed() && is_young(idle, now));
     }
 
     /// Closes every idle connection.
@@ -180,7 +229,7 @@ impl Upstream {
         self.http2.borrow_mut().take();
     }
 
-    fn take_idle(&self) -> Option<http1::SendRequest<RequestBody>> {
+    fn take_idle(&self) -> Option<Wire> {
         let mut idle = self.idle.borrow_mut();
         if idle.is_empty() {
             return None;
@@ -190,17 +239,17 @@ impl Upstream {
         while at > 0 {
             at -= 1;
             let candidate = &idle[at];
-            if candidate.sender.is_closed() || !is_young(candidate, now) {
+            if candidate.wire.sender.is_closed() || !is_young(candidate, now) {
                 idle.remove(at);
-            } else if candidate.sender.is_ready() {
-                return Some(idle.remove(at).sender);
+            } else if candidate.wire.sender.is_ready() {
+                return Some(idle.remove(at).wire);
             }
         }
         None
     }
 
-    fn lease(self: &Rc<Self>, sender: http1::SendRequest<RequestBody>) -> Lease {
-        Lease { sender, home: Rc::downgrade(self) }
+    fn lease(self: &Rc<Self>, wire: Wire) -> Lease {
+        Lease { wire, home: Rc::downgrade(self) }
     }
 
     /// One attempt on one connection.
@@ -208,11 +257,7 @@ impl Upstream {
         &self,
         sending: impl Future<Output = SendResult>,
         upload: Option<&Upload>,
-        admission: Option<&Admission>,
     ) -> Result<Response<Incoming>, Failure> {
-        if let Some(admission) = admission {
-            admission.set_delivered(true);
-        }
         let started = self.clock.now();
         let mut sending = std::pin::pin!(sending);
         let result = loop {
@@ -236,13 +281,13 @@ impl Upstream {
                     return Err(Failure::Sent(fault.into()));
                 }
                 if let Some(unsent) = error.take_message() {
-                    if let Some(admission) = admission {
-                        admission.set_delivered(false);
-                    }
                     return Err(Failure::Unsent(Box::new(unsent)));
                 }
                 let error = error.into_error();
                 tracing::debug!(%error, "the upstream did not answer");
+                if is_refused_stream(&error) {
+                    return Err(Failure::Unprocessed);
+                }
                 let fault = if error.is_parse() || error.is_parse_too_large() {
                     GatewayFault::Protocol
                 } else {
@@ -253,7 +298,7 @@ impl Upstream {
         }
     }
 
-    async fn connect_http1(&self) -> Result<http1::SendRequest<RequestBody>, Problem> {
+    async fn connect_http1(&self) -> Result<Wire, Problem> {
         match self.connect().await? {
             Stream::Tcp(io) => handshake_http1(io).await,
             Stream::Unix(io) => handshake_http1(io).await,
@@ -302,16 +347,86 @@ impl Stream {
     }
 }
 
+impl Wire {
+    fn delivery<'a>(&self, admission: Option<&'a Admission>) -> Delivery<'a> {
+        let written = Arc::clone(&self.written);
+        let before = written.load(Ordering::Relaxed);
+        Delivery { admission, written, before }
+    }
+}
+
+impl Drop for Delivery<'_> {
+    fn drop(&mut self) {
+        if let Some(admission) = self.admission
+            && self.written.load(Ordering::Relaxed) != self.before
+        {
+            admission.set_delivered(true);
+        }
+    }
+}
+
+impl<T> Counted<T> {
+    fn wrote(&self, polled: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(count)) = polled {
+            self.written.fetch_add(*count as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Counted<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Counted<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.io).poll_write(cx, buf);
+        self.wrote(&polled);
+        polled
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        self.wrote(&polled);
+        polled
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
 impl Lease {
     /// Keeps the connection for another request.
     pub(super) fn give_back(self) {
         if let Some(home) = self.home.upgrade()
-            && !self.sender.is_closed()
+            && !self.wire.sender.is_closed()
         {
             let mut idle = home.idle.borrow_mut();
             if idle.len() < MAX_IDLE {
                 let since = home.clock.now();
-                idle.push(Idle { sender: self.sender, since });
+                idle.push(Idle { wire: self.wire, since });
             }
         }
     }
@@ -323,12 +438,15 @@ enum Failure {
     Unsent(Box<Request<RequestBody>>),
     /// Something may have reached the upstream, or it is no use to try again.
     Sent(Problem),
+    /// The upstream says that it did nothing about it; what of it was read from
+    /// the client is gone.
+    Unprocessed,
 }
 
 impl Failure {
     fn into_problem(self) -> Problem {
         match self {
-            Self::Unsent(_) => Problem::BadGateway(GatewayFault::Closed),
+            Self::Unsent(_) | Self::Unprocessed => Problem::BadGateway(GatewayFault::Closed),
             Self::Sent(problem) => problem,
         }
     }
@@ -348,6 +466,15 @@ fn is_young(idle: &Idle, now: Timestamp) -> bool {
     now.since(idle.since) < KEEP_IDLE
 }
 
+/// Whether the upstream refused a stream without having looked at it (RFC 9113
+/// section 8.7).
+fn is_refused_stream(error: &hyper::Error) -> bool {
+    let cause = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
+    cause.is_some_and(|error| {
+        error.is_remote() && error.reason() == Some(h2::Reason::REFUSED_STREAM)
+    })
+}
+
 /// The same request again, if it may be sent twice.
 fn spare(request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
     let idempotent = matches!(
@@ -365,10 +492,12 @@ fn spare(request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
     Some(copy)
 }
 
-async fn handshake_http1<T>(io: T) -> Result<http1::SendRequest<RequestBody>, Problem>
+async fn handshake_http1<T>(io: T) -> Result<Wire, Problem>
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let written = Arc::new(AtomicU64::new(0));
+    let io = Counted { io, written: Arc::clone(&written) };
     let (sender, connection) = http1::Builder::new()
         .handshake(TokioIo::new(io))
         .await
@@ -378,7 +507,7 @@ where
             tracing::debug!(%error, "a connection to the upstream ended");
         }
     });
-    Ok(sender)
+    Ok(Wire { sender, written })
 }
 
 async fn handshake_http2<T>(io: T) -> Result<http2::SendRequest<RequestBody>, Problem>

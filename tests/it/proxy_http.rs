@@ -339,6 +339,51 @@ fn an_upload_that_goes_wrong_is_the_clients_fault() {
 }
 
 #[test]
+fn a_token_comes_back_once_if_the_upload_broke_before_anything_was_sent() {
+    let upstream = Upstream::start();
+    let proxy = Setup::before(&upstream)
+        .limit(limit("r", "9/h"))
+        .with(|config| config.timeouts.idle = Duration::from_millis(200))
+        .frozen()
+        .start();
+    let head = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let mut connection = proxy.connect();
+    connection.send(format!("{head}xyz\r\n"));
+    assert_eq!(connection.answer().status, 400);
+    assert_eq!(upstream.all_bytes(), "");
+    assert_eq!((proxy.spent(), proxy.metric("tidegate_refunds_total")), (0, 1.0));
+    // Here the head went to the upstream, which may have begun to work.
+    let mut connection = proxy.connect();
+    connection.send(format!("{head}5\r\nhello\r\n"));
+    assert_eq!(connection.answer().status, 408);
+    assert!(upstream.all_bytes().contains("hello"));
+    assert_eq!((proxy.spent(), proxy.metric("tidegate_refunds_total")), (1, 1.0));
+    // Over a connection that has served before, only what is new counts.
+    assert_eq!(proxy.connect().get("/").status, 200);
+    let mut connection = proxy.connect();
+    connection.send(format!("{head}xyz\r\n"));
+    assert_eq!(connection.answer().status, 400);
+    assert_eq!((proxy.spent(), proxy.metric("tidegate_refunds_total")), (2, 2.0));
+}
+
+#[test]
+fn trailers_of_a_request_pass_if_they_are_announced_and_nobody_decides_by_them() {
+    let upstream = Upstream::start();
+    let proxy = Setup::before(&upstream).limit(limit("r", "9/h").by_header("x-key")).start();
+    let mut connection = proxy.connect();
+    connection.send(
+        "GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\
+         Trailer: X-Sum, X-Key\r\nTrailer: X-Forwarded-For, Host, x-real-ip\r\n\r\n\
+         2\r\nhi\r\n0\r\nX-Sum: 1\r\nX-Key: k\r\nX-Forwarded-For: 9.9.9.9\r\nHost: b\r\n\
+         X-Real-IP: 9.9.9.9\r\nX-Other: 1\r\n\r\n",
+    );
+    assert_eq!(connection.answer().status, 200);
+    let seen = upstream.only();
+    assert_eq!((seen.field("trailer"), seen.body.as_slice()), (Some("x-sum"), &b"hi"[..]));
+    assert_eq!(seen.trailers, "x-sum: 1\r\n");
+}
+
+#[test]
 fn a_stalled_upload_is_not_the_upstreams_fault_however_short_its_time() {
     let upstream = Upstream::start();
     let proxy = Setup::before(&upstream)

@@ -32,6 +32,8 @@ pub struct Received {
     /// The head with its blank line.
     pub head: String,
     pub body: Vec<u8>,
+    /// The lines behind the last chunk.
+    pub trailers: String,
 }
 
 type Script = dyn Fn(&Received) -> Reply + Send + Sync;
@@ -164,8 +166,8 @@ impl Session<'_> {
     fn run(mut self, script: &Script) {
         let _ = self.io.set_nodelay(true);
         for index in 0.. {
-            let Some((head, body)) = self.request() else { return };
-            let received = Received { connection: self.connection, index, head, body };
+            let Some((head, body, trailers)) = self.request() else { return };
+            let received = Received { connection: self.connection, index, head, body, trailers };
             self.log.requests.lock().unwrap().push(received.clone());
             let written = match script(&received) {
                 Reply::Bytes(bytes) => self.io.write_all(&bytes),
@@ -191,7 +193,7 @@ impl Session<'_> {
         }
     }
 
-    fn request(&mut self) -> Option<(String, Vec<u8>)> {
+    fn request(&mut self) -> Option<(String, Vec<u8>, String)> {
         let end = loop {
             if let Some(at) = self.buffer.windows(4).position(|w| w == b"\r\n\r\n") {
                 break at + 4;
@@ -200,31 +202,42 @@ impl Session<'_> {
         };
         let head: Vec<u8> = self.buffer.drain(..end).collect();
         let head = String::from_utf8(head).ok()?;
+        let mut trailers = String::new();
         let body = if let Some(length) = client::field(&head, "content-length") {
             self.take(length.parse().ok()?)?
         } else if client::field(&head, "transfer-encoding").is_some() {
-            self.chunks()?
+            self.chunks(&mut trailers)?
         } else {
             Vec::new()
         };
-        Some((head, body))
+        Some((head, body, trailers))
     }
 
-    fn chunks(&mut self) -> Option<Vec<u8>> {
+    fn chunks(&mut self, trailers: &mut String) -> Option<Vec<u8>> {
         let mut body = Vec::new();
         loop {
-            let line = loop {
-                if let Some(at) = self.buffer.iter().position(|b| *b == b'\n') {
-                    break self.buffer.drain(..=at).collect::<Vec<u8>>();
-                }
-                self.fill()?;
-            };
-            let size = usize::from_str_radix(std::str::from_utf8(&line).ok()?.trim(), 16).ok()?;
+            let size = usize::from_str_radix(self.line()?.trim(), 16).ok()?;
+            if size == 0 {
+                break;
+            }
             body.extend(self.take(size)?);
             self.take(2)?;
-            if size == 0 {
+        }
+        loop {
+            let line = self.line()?;
+            if line == "\r\n" {
                 return Some(body);
             }
+            trailers.push_str(&line);
+        }
+    }
+
+    fn line(&mut self) -> Option<String> {
+        loop {
+            if let Some(at) = self.buffer.iter().position(|b| *b == b'\n') {
+                return String::from_utf8(self.buffer.drain(..=at).collect()).ok();
+            }
+            self.fill()?;
         }
     }
 
