@@ -28,6 +28,7 @@ mod proxy_edges;
 mod proxy_grpc;
 mod proxy_headers;
 mod proxy_http;
+mod proxy_http2;
 mod proxy_life;
 mod proxy_limits;
 mod proxy_pacing;

@@ -5,6 +5,7 @@ pub mod app;
 pub mod certs;
 mod client;
 pub mod dns;
+pub mod frames;
 mod limits;
 mod proxy;
 pub mod relay;
