@@ -159,6 +159,11 @@ impl HttpBody for RequestBody {
                         None => return self.fail(UploadFault::TooLarge),
                     }
                 }
+                if frame.is_trailers() {
+                    // Nothing can follow, and nobody may ask whether it does.
+                    self.incoming = None;
+                    self.exchange = None;
+                }
                 Poll::Ready(Some(Ok(frame)))
             }
             Poll::Ready(Some(Err(_))) => self.fail(UploadFault::Broken),

@@ -248,6 +248,9 @@ fn to_origin_form(parts: &mut Parts) -> Result<(), Problem> {
     if parts.uri.scheme().is_none() && parts.uri.authority().is_none() {
         return Ok(());
     }
+    if parts.uri.scheme().is_none() {
+        return Err(Problem::BadRequest("only CONNECT may have a host as its target"));
+    }
     if parts.uri.scheme_str().is_some_and(|scheme| scheme != "http" && scheme != "https") {
         return Err(Problem::BadRequest("the scheme of the target is not http"));
     }
@@ -361,6 +364,7 @@ mod tests {
         assert!(matches!(check("TRACE", "/", &[host]), Err(Problem::MethodNotAllowed)));
         check("OPTIONS", "*", &[host]).unwrap();
         assert!(check("GET", "*", &[host]).is_err());
+        assert!(check("GET", "a", &[host]).is_err());
         let coding = ("transfer-encoding", "gzip, chunked");
         assert!(matches!(check("POST", "/", &[host, coding]), Err(Problem::NotImplemented(_))));
         check("POST", "/", &[host, ("transfer-encoding", "Chunked")]).unwrap();

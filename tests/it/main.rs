@@ -24,6 +24,7 @@ mod config_reload;
 mod discovery;
 mod peer;
 mod proxy_clients;
+mod proxy_corpus;
 mod proxy_edges;
 mod proxy_grpc;
 mod proxy_headers;

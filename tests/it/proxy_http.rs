@@ -381,6 +381,7 @@ fn trailers_of_a_request_pass_if_they_are_announced_and_nobody_decides_by_them()
     let seen = upstream.only();
     assert_eq!((seen.field("trailer"), seen.body.as_slice()), (Some("x-sum"), &b"hi"[..]));
     assert_eq!(seen.trailers, "x-sum: 1\r\n");
+    assert_eq!(connection.get("/").status, 200, "the connection goes on");
 }
 
 #[test]

@@ -201,7 +201,7 @@ impl Session<'_> {
             self.fill()?;
         };
         let head: Vec<u8> = self.buffer.drain(..end).collect();
-        let head = String::from_utf8(head).ok()?;
+        let head = String::from_utf8_lossy(&head).into_owned();
         let mut trailers = String::new();
         let body = if let Some(length) = client::field(&head, "content-length") {
             self.take(length.parse().ok()?)?
