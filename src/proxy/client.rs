@@ -82,7 +82,9 @@ fn lines_from_right<'a>(
         .filter(|element| !element.is_empty())
 }
 
-/// Splits a line at its commas, from the right, outside quotes.
+/// Splits a line at its commas, from the right, outside quotes. If the elements
+/// that the trusted proxies added are well-formed, nothing to the left of them
+/// changes where they begin.
 struct ElementsFromRight<'a>(Option<&'a [u8]>);
 
 impl<'a> Iterator for ElementsFromRight<'a> {
@@ -91,12 +93,17 @@ impl<'a> Iterator for ElementsFromRight<'a> {
     fn next(&mut self) -> Option<&'a [u8]> {
         let rest = self.0?;
         let mut quoted = false;
-        let comma = rest.iter().rposition(|byte| {
-            if *byte == b'"' {
-                quoted = !quoted;
+        let mut comma = None;
+        for (at, byte) in rest.iter().enumerate().rev() {
+            match byte {
+                b'"' if !is_escaped(rest, at) => quoted = !quoted,
+                b',' if !quoted => {
+                    comma = Some(at);
+                    break;
+                }
+                _ => {}
             }
-            *byte == b',' && !quoted
-        });
+        }
         let (left, element) = match comma {
             Some(at) => (Some(&rest[..at]), &rest[at + 1..]),
             None => (None, rest),
@@ -106,13 +113,33 @@ impl<'a> Iterator for ElementsFromRight<'a> {
     }
 }
 
+/// Whether the byte at `at` follows a backslash that is not escaped itself.
+fn is_escaped(text: &[u8], at: usize) -> bool {
+    text[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
+}
+
 /// The address in the `for` parameter of one `Forwarded` element.
 fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
-    let pair = element
-        .split(|b| *b == b';')
-        .map(<[u8]>::trim_ascii)
-        .find(|pair| pair.get(..4).is_some_and(|name| name.eq_ignore_ascii_case(b"for=")))?;
-    let value = pair[4..].trim_ascii();
+    let mut quoted = false;
+    let mut found = None;
+    let mut start = 0;
+    for end in 0..=element.len() {
+        match element.get(end) {
+            Some(b'"') if !is_escaped(element, end) => quoted = !quoted,
+            Some(b';') | None if !quoted => {
+                let pair = element[start..end].trim_ascii();
+                start = end + 1;
+                let is_for = pair.get(..4).is_some_and(|name| name.eq_ignore_ascii_case(b"for="));
+                if is_for && found.is_none() {
+                    found = Some(&pair[4..]);
+                }
+            }
+            // A quote that never ends.
+            None => return None,
+            Some(_) => {}
+        }
+    }
+    let value = found?.trim_ascii();
     let value = value.strip_prefix(b"\"").and_then(|v| v.strip_suffix(b"\"")).unwrap_or(value);
     address(value)
 }
@@ -231,6 +258,24 @@ mod tests {
         }
         let both = [("forwarded", "for=1.1.1.1"), (XFF, "2.2.2.2")];
         assert_eq!(client(&["127.0.0.1/32"], "127.0.0.1", &both), "2.2.2.2");
+    }
+
+    #[test]
+    fn quoted_text_of_a_trusted_proxy_says_nothing_of_the_client() {
+        let trusted = ["127.0.0.1/32"];
+        for (before, added) in [
+            // Escaped quotes do not end the quoted text.
+            ("for=6.6.6.6;a=\"", "for=203.0.113.7;host=\"a\\\"b\""),
+            ("for=6.6.6.6", "for=203.0.113.7;host=\"\\\"\\\\\""),
+            ("", "for=203.0.113.7;host=\"a\\\",for=6.6.6.6\""),
+            // Nor are parameters inside of it any.
+            ("", "host=\"a;for=6.6.6.6;b\";for=203.0.113.7"),
+        ] {
+            let line = format!("{before}, {added}");
+            assert_eq!(client(&trusted, "127.0.0.1", &[("forwarded", &line)]), "203.0.113.7");
+        }
+        let open = [("forwarded", "for=6.6.6.6;host=\"a")];
+        assert_eq!(client(&trusted, "127.0.0.1", &open), "127.0.0.1");
     }
 
     proptest! {
