@@ -7,7 +7,7 @@
 //! that no server merges.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 /// The path that rules match: query and fragment off, percent-decoded once
 /// (`%2F` counts as a slash), dot segments resolved, repeated slashes merged.
@@ -138,9 +138,22 @@ impl PathPattern {
 }
 
 impl fmt::Display for PathPattern {
+    /// As it can be written in a configuration: what would mean something else there
+    /// is escaped.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let stem = String::from_utf8_lossy(&self.stem);
-        write!(f, "{stem}{}", if self.prefix { "/" } else { "" })
+        for chunk in self.stem.utf8_chunks() {
+            for c in chunk.valid().chars() {
+                if c.is_ascii_control() || matches!(c, '%' | '?' | '#' | '*' | '{') {
+                    write!(f, "%{:02X}", u32::from(c))?;
+                } else {
+                    f.write_char(c)?;
+                }
+            }
+            for byte in chunk.invalid() {
+                write!(f, "%{byte:02X}")?;
+            }
+        }
+        f.write_str(if self.prefix { "/" } else { "" })
     }
 }
 
@@ -212,6 +225,22 @@ mod tests {
     fn cf_g11_patterns_that_would_be_inert_are_refused() {
         for text in ["/a/*/c", "/a/{id}", "a/b", "", "/a?x=1", "/a#b"] {
             assert!(PathPattern::try_new(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_is_shown_as_it_can_be_written() {
+        for (text, shown) in [
+            ("/api//x/", "/api/x/"),
+            ("/", "/"),
+            ("/caf%C3%A9", "/caf\u{e9}"),
+            ("/%2570rivate", "/%2570rivate"),
+            ("/a%3Fb%23c%2Ad%7be", "/a%3Fb%23c%2Ad%7Be"),
+            ("/%ff\t%0a", "/%FF%09%0A"),
+        ] {
+            let pattern = PathPattern::try_new(text).unwrap();
+            assert_eq!(pattern.to_string(), shown);
+            assert_eq!(PathPattern::try_new(shown).unwrap(), pattern);
         }
     }
 
