@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use serde_json::Value;
+
 /// Why a reference to the environment cannot be replaced.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum EnvError {
@@ -55,6 +57,20 @@ pub(super) fn substitute<'a>(
     }
     out.push_str(rest);
     Ok(Cow::Owned(out))
+}
+
+/// The same value, in which no text would be taken for a reference.
+pub(super) fn without_references(value: Value) -> Value {
+    let escape = |text: String| text.replace("${", "$${");
+    match value {
+        Value::String(text) => Value::String(escape(text)),
+        Value::Array(list) => list.into_iter().map(without_references).collect(),
+        // Keys are never searched for references.
+        Value::Object(fields) => {
+            fields.into_iter().map(|(key, value)| (key, without_references(value))).collect()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => value,
+    }
 }
 
 fn is_name(name: &str) -> bool {

@@ -86,6 +86,7 @@ impl Config {
             "admin": self.admin,
             "telemetry": self.telemetry,
         });
+        let whole = env::without_references(whole);
         serde_saphyr::to_string(&whole).unwrap_or_default()
     }
 

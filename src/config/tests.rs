@@ -863,3 +863,21 @@ replication: { peers: { static: ["127.0.0.1:9401"] }, insecure: true }
     };
     assert_eq!(same(&config), same(&again));
 }
+
+#[test]
+fn the_effective_configuration_names_no_variables() {
+    let text = r#"
+proxy: { upstream: "http://127.0.0.1:3000" }
+limits:
+  - { name: a, rate: 5/s, match: { headers: { x-a: "$${A} ${B}", x-b: "$$$${C}" } } }
+"#;
+    let env = |name: &str| (name == "B").then(|| "${A}".to_owned());
+    let config = parse("a", text, &env).unwrap();
+    let headers = |config: &Config| {
+        let limits = config.limits();
+        limits.iter().map(|(_, limit)| limit.rule().condition.headers.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(headers(&config)[0][0].1, "${A} ${A}");
+    let again = parse("b", &config.effective(), &no_env).unwrap();
+    assert_eq!(headers(&again), headers(&config));
+}
