@@ -25,6 +25,8 @@ mod membership;
 mod origins;
 mod receive;
 mod reset;
+#[cfg(test)]
+mod tests;
 mod transmit;
 mod view;
 
@@ -383,7 +385,11 @@ impl Engine {
             sooner(peer.next_beat(now));
         }
         if !self.joined {
-            sooner(self.started_at.plus(self.settings.join_timeout));
+            let timeout = self.started_at.plus(self.settings.join_timeout);
+            // Past it, a peer that answered may still be waited for.
+            if timeout > now {
+                sooner(timeout);
+            }
             sooner(now.plus(SPACING * 10));
         }
         let peers = &self.peers;
