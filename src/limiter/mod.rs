@@ -504,7 +504,8 @@ impl<C: Companion> Limiter<C> {
     }
 
     /// Runs `f` on a bucket, which is made first if it does not exist: full, or as
-    /// full as the limit's floor. At the bound another one goes for it.
+    /// full as the limit's floor. At the bound another one goes for it. A `key` must
+    /// be the bucket's; without one, the bucket may turn out to be another limit's.
     pub fn with_bucket<R>(
         &self,
         id: BucketId,
@@ -530,6 +531,12 @@ impl<C: Companion> Limiter<C> {
         let make = || self.floors.start(index, limit, limit.quota(id), now);
         let make_room = || self.evict(now);
         self.store.with_revision(id, index, limit.revision(), key, make, make_room, |slot| {
+            // Only hearsay had it under another limit: whoever has the key knows.
+            if slot.limit != index && key.is_some() {
+                slot.limit = index;
+                slot.revision = limit.revision();
+                slot.bucket.adopt_quota(limit.quota(id));
+            }
             // Either the caller's limits or the slot may be the older ones.
             let current = if slot.revision == limit.revision() {
                 None

@@ -185,14 +185,21 @@ impl Engine {
         let (bucket, key) = (entry.bucket, entry.key.as_deref());
         let life = self.limiter.store().new_life();
         let applied = self.limiter.with_quota(bucket, index, limit, key, now, |slot, quota| {
+            if slot.limit != index {
+                return None;
+            }
             companion.advance(slot, quota, now);
             companion.ensure_ledger(bucket, slot, now);
-            if follow_epoch(slot, bucket, entry.epoch, life, companion, quota, now) {
+            Some(if follow_epoch(slot, bucket, entry.epoch, life, companion, quota, now) {
                 ledger::apply(slot, entry, terms, quota, now)
             } else {
                 Applied { old: true, forgiven: 0 }
-            }
+            })
         });
+        let Some(applied) = applied else {
+            self.stats.entries_skipped += 1;
+            return Ok(());
+        };
         self.limiter.stir(bucket);
         self.stats.entries_old += u64::from(applied.old);
         self.stats.forgive(index, applied.forgiven);
@@ -245,14 +252,21 @@ impl Engine {
         let (bucket, key) = (row.bucket, row.key.as_deref());
         let life = self.limiter.store().new_life();
         let forgiven = self.limiter.with_quota(bucket, index, limit, key, now, |slot, quota| {
+            if slot.limit != index {
+                return None;
+            }
             companion.advance(slot, quota, now);
             companion.ensure_ledger(bucket, slot, now);
-            if follow_epoch(slot, bucket, row.epoch, life, companion, quota, now) {
+            Some(if follow_epoch(slot, bucket, row.epoch, life, companion, quota, now) {
                 ledger::merge(slot, row, from, me, |i| origins.find(i), quota, now)
             } else {
                 0
-            }
+            })
         });
+        let Some(forgiven) = forgiven else {
+            self.stats.entries_skipped += 1;
+            return Ok(());
+        };
         self.limiter.stir(bucket);
         self.stats.forgive(index, forgiven);
         Ok(())

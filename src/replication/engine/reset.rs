@@ -21,7 +21,7 @@ pub enum Reset {
 impl Engine {
     /// Makes a bucket, or all buckets of a limit, full again on every replica.
     /// Returns how many buckets of this replica that were, or `None` if there is
-    /// no such limit. Peers that cannot be reached now are told when they can.
+    /// no such limit or the bucket is another's. Peers that cannot be reached now are told when they can.
     pub fn reset(&mut self, what: &Reset, now: Timestamp) -> Option<usize> {
         match what {
             Reset::Key(index, key) => {
@@ -45,7 +45,7 @@ impl Engine {
     }
 
     /// Closes a bucket for `millis` milliseconds on every replica, or opens it with
-    /// 0; the latest word holds. Whether there is such a limit.
+    /// 0; the latest word holds. Whether there is such a limit, and the bucket is its own.
     pub fn pause(
         &mut self,
         index: LimitIndex,
@@ -56,16 +56,23 @@ impl Engine {
     ) -> bool {
         let companion = self.limiter.companion();
         let Some(limit) = self.limits.get(index) else { return false };
-        self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
+        let is_of_limit = self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
+            if slot.limit != index {
+                return false;
+            }
             companion.ensure_ledger(bucket, slot, now);
             if let Some(ledger) = slot.companion.as_deref_mut() {
-                let generation = ledger.pause().map_or(0, |pause| pause.generation) + 1;
+                let generation =
+                    ledger.pause().map_or(0, |pause| pause.generation).saturating_add(1);
                 ledger.set_pause(Pause::new(generation, millis, true, now));
             }
+            true
         });
-        self.limiter.stir(bucket);
-        self.flush_and_watch(bucket, now);
-        true
+        if is_of_limit {
+            self.limiter.stir(bucket);
+            self.flush_and_watch(bucket, now);
+        }
+        is_of_limit
     }
 
     fn reset_bucket(
@@ -79,13 +86,20 @@ impl Engine {
         let limit = limits.get(index)?;
         let existed = self.limiter.store().with_existing(bucket, |_| ()).is_some();
         let life = self.limiter.store().new_life();
-        self.limiter.with_quota(bucket, index, limit, key, now, |slot, quota| {
+        let is_of_limit = self.limiter.with_quota(bucket, index, limit, key, now, |slot, quota| {
+            if slot.limit != index {
+                return false;
+            }
             companion.ensure_ledger(bucket, slot, now);
             let before = slot.companion.as_deref().map_or(0, Ledger::epoch);
             let epoch = before.max(companion.epochs().of_limit(index)) + 1;
             companion.epochs().raise_bucket(bucket, epoch, now);
             empty(slot, bucket, life, companion, quota, now);
+            true
         });
+        if !is_of_limit {
+            return None;
+        }
         self.limiter.stir(bucket);
         // Peers must hear of it although nothing was spent.
         self.flush_and_watch(bucket, now);

@@ -1,6 +1,7 @@
 use super::*;
-use crate::limiter::{KeyPart, Limit, LimitSpec, Quota, Rule, Source};
-use crate::replication::Companion;
+use crate::limiter::{KeyBuf, KeyPart, Limit, LimitIndex, LimitSpec, Quota, Rule, Source, Tokens};
+use crate::replication::frame::{Body, Frame, Hello};
+use crate::replication::{Companion, Entry, Row, Snapshot, Update};
 
 fn at(millis: u64) -> Timestamp {
     Timestamp::from_millis(3_600_000 + millis)
@@ -53,4 +54,82 @@ fn waiting_for_a_slow_snapshot_is_no_reason_to_wake_at_once() {
     }
     drive(&mut engine, id, at(10_000));
     assert!(engine.is_joined());
+}
+
+fn say(engine: &mut Engine, id: SessionId, seq: u64, body: Body, now: Timestamp) {
+    let frame = Frame { seq, ack: 0, stamp_ms: 1, echo_ms: 0, held_ms: 0, body };
+    engine.receive(id, frame, now).unwrap();
+}
+
+/// What a peer spent from a bucket, of which it tells no key.
+fn entry(bucket: BucketId, limit: u32) -> Entry {
+    Entry {
+        bucket,
+        limit,
+        generation: 1,
+        epoch: 0,
+        flush: 1,
+        ack: 0,
+        spent: 1_000_000,
+        returned: 0,
+        fresh_spent: 1_000_000,
+        fresh_returned: 0,
+        level: 0,
+        elsewhere: None,
+        demand: 0.0,
+        key: None,
+        pause: None,
+    }
+}
+
+#[test]
+fn a_bucket_stays_with_its_limit_whatever_a_peer_says() {
+    let mut engine = engine();
+    let id = meet(&mut engine, 1, at(0));
+    let mut key = KeyBuf::new();
+    key.push_text(b"k");
+    let (one, large) = (LimitIndex(0), LimitIndex(1));
+    let bucket = engine.limits.get(one).unwrap().bucket_id(key.as_bytes());
+    let level = |engine: &Engine| engine.bucket(bucket, at(100)).unwrap().level;
+    let update = |limit| {
+        let entries = vec![entry(bucket, limit)];
+        Body::Update(Update { entries, limit_epochs: Vec::new() })
+    };
+    say(&mut engine, id, 2, update(0), at(0));
+    let row = Row {
+        bucket,
+        limit: 1,
+        epoch: 7,
+        deficit: 0,
+        contributions: Vec::new(),
+        key: None,
+        pause: None,
+    };
+    say(&mut engine, id, 3, update(1), at(10));
+    let snapshot = Snapshot { rows: vec![row], last: true, joining: false };
+    say(&mut engine, id, 4, Body::Snapshot(snapshot), at(10));
+    assert_eq!(engine.stats().entries_skipped, 2);
+    assert!(level(&engine) <= Tokens::from_whole(10).unwrap());
+    assert_eq!(engine.reset(&Reset::Bucket(large, bucket), at(20)), None);
+    assert!(!engine.pause(large, bucket, None, 1000, at(20)));
+    assert_eq!(engine.reset(&Reset::Bucket(one, bucket), at(20)), Some(1));
+    assert_eq!(level(&engine), Tokens::from_whole(10).unwrap());
+}
+
+#[test]
+fn whoever_has_the_key_knows_the_limit() {
+    let mut engine = engine();
+    let id = meet(&mut engine, 1, at(0));
+    let mut key = KeyBuf::new();
+    key.push_text(b"k");
+    let bucket = engine.limits.get(LimitIndex(0)).unwrap().bucket_id(key.as_bytes());
+    let hearsay = Update { entries: vec![entry(bucket, 1)], limit_epochs: Vec::new() };
+    say(&mut engine, id, 2, Body::Update(hearsay), at(0));
+    assert_eq!(engine.bucket(bucket, at(0)).unwrap().limit, LimitIndex(1));
+    let told = Entry { key: Some(key.as_bytes().to_vec()), flush: 2, ..entry(bucket, 0) };
+    let told = Update { entries: vec![told], limit_epochs: Vec::new() };
+    say(&mut engine, id, 3, Body::Update(told), at(0));
+    let view = engine.bucket(bucket, at(100)).unwrap();
+    assert_eq!(view.limit, LimitIndex(0));
+    assert!(view.level <= Tokens::from_whole(10).unwrap(), "{:?}", view.level);
 }

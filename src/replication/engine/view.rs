@@ -24,7 +24,7 @@ pub struct Stats {
     pub entries_received: u64,
     /// Entries that said nothing new.
     pub entries_old: u64,
-    /// Entries and rows of limits that are not ours.
+    /// Entries and rows of limits that are not ours, or not their bucket's.
     pub entries_skipped: u64,
     /// Rows of snapshots handed to sessions.
     pub rows_sent: u64,
