@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -17,8 +17,10 @@ use serde::{Deserialize, Serialize};
 use super::cors::Cors;
 use crate::runtime::ListenAddr;
 use crate::settings::{
-    DurationOrZeroText, DurationText, Fault, Networks, SizeOrNoneText, SizeText, Whole, text,
+    DurationOrZeroText, DurationText, Fault, Networks, OrNone, SizeOrNoneText, SizeText, Whole,
+    text,
 };
+use crate::tls;
 
 /// The proxy: where requests come from and go to, and how much of them is borne.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -28,8 +30,16 @@ pub struct Config {
     /// Address for HTTP/1.1 and h2c. Default: `[::]:8080`.
     #[serde(default = "Config::default_listen")]
     pub listen: ListenAddr,
-    /// Where admitted requests go: `http://HOST[:PORT]` or `unix:/path`. Required.
+    /// Where admitted requests go: `http://HOST[:PORT]`, `https://HOST[:PORT]` or
+    /// `unix:/path`. Required.
     pub upstream: Upstream,
+    /// File with the CAs that sign the certificate of an upstream with `https://`,
+    /// PEM. Default: none, those that the system trusts.
+    #[serde(default, with = "OrNone::<PathBuf>")]
+    pub upstream_ca: Option<PathBuf>,
+    /// The `Host` that the upstream gets. Default: client.
+    #[serde(default)]
+    pub upstream_host: UpstreamHost,
     /// Networks whose `X-Forwarded-For` and `Forwarded` are believed, and what
     /// they say on the cost of a request. Default: none.
     #[serde(default, with = "Networks")]
@@ -74,6 +84,8 @@ impl Config {
         Self {
             listen: Self::default_listen(),
             upstream,
+            upstream_ca: None,
+            upstream_host: UpstreamHost::default(),
             trusted_proxies: Vec::new(),
             proxy_protocol: false,
             ipv6_prefix: Self::default_ipv6_prefix(),
@@ -92,6 +104,10 @@ impl Config {
         if self.proxy_protocol && self.trusted_proxies.is_empty() {
             let message = "needs `trusted_proxies`: only of those is the protocol read";
             faults.push(Fault::new(["proxy_protocol".into()], message).given(&["trusted_proxies"]));
+        }
+        if self.upstream_ca.is_some() && !matches!(self.upstream, Upstream::Https { .. }) {
+            let message = "goes with an upstream of `https://` only";
+            faults.push(Fault::new(["upstream_ca".into()], message).given(&["upstream"]));
         }
         if self.upstream.is_served_at(self.listen.addr()) {
             let message = format!(
@@ -208,11 +224,28 @@ impl Default for Maxima {
     }
 }
 
+/// Whose name is in the `Host` that the upstream gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum UpstreamHost {
+    /// The one that the client sent.
+    #[default]
+    Client,
+    /// The upstream's own, as a third party expects; the client's is in
+    /// `X-Forwarded-Host`.
+    Upstream,
+}
+
 /// Where admitted requests go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Upstream {
     /// HTTP over TCP.
     Http {
+        /// `host:port`, with brackets around an IPv6 address.
+        authority: String,
+    },
+    /// HTTP over TLS.
+    Https {
         /// `host:port`, with brackets around an IPv6 address.
         authority: String,
     },
@@ -224,11 +257,10 @@ pub enum Upstream {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpstreamError {
     /// Neither kind of address.
-    #[error("`{0}` is not an upstream: write http://HOST[:PORT] or unix:/path/to/socket")]
+    #[error(
+        "`{0}` is not an upstream: write http://HOST[:PORT], https://HOST[:PORT] or unix:/path/to/socket"
+    )]
     Form(String),
-    /// TLS is for a later version.
-    #[error("`{0}`: https, that is TLS to the upstream, is not supported by this version")]
-    Tls(String),
     /// More than scheme, host and port.
     #[error("`{0}`: an upstream has no user, path, query or fragment, only http://HOST[:PORT]")]
     Extra(String),
@@ -253,11 +285,11 @@ impl FromStr for Upstream {
             return Ok(Self::Unix(path.into()));
         }
         let (scheme, rest) = text.split_once("://").ok_or_else(|| UpstreamError::Form(own()))?;
-        match scheme.to_ascii_lowercase().as_str() {
-            "http" => {}
-            "https" => return Err(UpstreamError::Tls(own())),
+        let secure = match scheme.to_ascii_lowercase().as_str() {
+            "http" => false,
+            "https" => true,
             _ => return Err(UpstreamError::Form(own())),
-        }
+        };
         let authority = rest.strip_suffix('/').unwrap_or(rest);
         if authority.contains(['/', '?', '#', '@']) {
             return Err(UpstreamError::Extra(own()));
@@ -270,18 +302,31 @@ impl FromStr for Upstream {
         }
         // `http` takes any text after the colon for a port.
         let port = match authority[name.len()..].strip_prefix(':') {
+            None if secure => 443,
             None => 80,
             Some(port) => port.parse::<u16>().ok().filter(|p| *p != 0).ok_or_else(host)?,
         };
-        Ok(Self::Http { authority: format!("{}:{port}", name.to_ascii_lowercase()) })
+        let authority = format!("{}:{port}", name.to_ascii_lowercase());
+        Ok(if secure { Self::Https { authority } } else { Self::Http { authority } })
     }
 }
 
 impl Upstream {
+    /// TLS to it, if that is asked for.
+    ///
+    /// # Errors
+    /// If there is no CA to be trusted.
+    pub(super) fn tls(&self, ca: Option<&Path>) -> Result<Option<tls::Upstream>, tls::Error> {
+        let Self::Https { authority } = self else { return Ok(None) };
+        let host = authority.rsplit_once(':').map_or(authority.as_str(), |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        tls::Upstream::load(host, ca).map(Some)
+    }
+
     /// Whether a listener on `listen` certainly answers at this address. Names
     /// other than `localhost` are not looked up.
     fn is_served_at(&self, listen: SocketAddr) -> bool {
-        let Self::Http { authority } = self else { return false };
+        let (Self::Http { authority } | Self::Https { authority }) = self else { return false };
         let at = match authority.strip_prefix("localhost:") {
             Some(port) if listen.is_ipv4() => format!("127.0.0.1:{port}"),
             Some(port) => format!("[::1]:{port}"),
@@ -317,6 +362,7 @@ impl fmt::Display for Upstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Http { authority } => write!(f, "http://{authority}"),
+            Self::Https { authority } => write!(f, "https://{authority}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -348,8 +394,8 @@ impl JsonSchema for Upstream {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "type": "string",
-            "pattern": "^(http://[^/?#@]+/?|unix:(//)?/.+)$",
-            "examples": ["http://127.0.0.1:3000", "unix:/run/app.sock"],
+            "pattern": "^(https?://[^/?#@]+/?|unix:(//)?/.+)$",
+            "examples": ["http://127.0.0.1:3000", "https://api.example.com", "unix:/run/app.sock"],
         })
     }
 }
@@ -403,7 +449,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_an_upstream_is_refused() {
-        use UpstreamError::{Extra, Form, Host, RelativeSocket, Tls};
+        use UpstreamError::{Extra, Form, Host, RelativeSocket};
         let error = |text: &str| text.parse::<Upstream>().unwrap_err();
         for text in ["", "127.0.0.1:3000", "app", "ftp://app", "tcp://app:1"] {
             assert_eq!(error(text), Form(text.into()));
@@ -427,7 +473,23 @@ mod tests {
         for text in ["unix:", "unix:run/app.sock", "unix:/"] {
             assert_eq!(error(text), RelativeSocket(text.into()));
         }
-        assert_eq!(error("https://app"), Tls("https://app".into()));
-        assert!(error("https://app").to_string().contains("TLS to the upstream, is not supported"));
+    }
+
+    #[test]
+    fn an_upstream_with_tls_has_a_port_of_its_own_and_a_ca() {
+        for (text, meant) in [
+            ("https://API.example.com/", "https://api.example.com:443"),
+            ("https://[::1]:8443", "https://[::1]:8443"),
+        ] {
+            let upstream: Upstream = text.parse().unwrap();
+            assert_eq!(upstream.to_string(), meant);
+            let missing = upstream.tls(Some(Path::new("/does/not/exist"))).unwrap_err();
+            assert!(missing.to_string().starts_with("CA certificates /does/not/exist: "));
+        }
+        let mut config = Config::new("http://app".parse().unwrap());
+        config.upstream_ca = Some("ca.crt".into());
+        assert_eq!(config.faults()[0].path, ["upstream_ca".into()]);
+        config.upstream = "https://app".parse().unwrap();
+        assert_eq!(config.faults(), []);
     }
 }

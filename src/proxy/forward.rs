@@ -41,8 +41,9 @@ pub(super) struct Shared {
     pub(super) live: SharedLive,
     pub(super) metrics: Metrics,
     pub(super) drain: Drain,
-    /// What stands in `Host` when a client of HTTP/1.0 sent none.
+    /// What stands in `Host` when a client of HTTP/1.0 sent none, or always.
     pub(super) default_host: HeaderValue,
+    pub(super) replaces_host: bool,
     /// Whether a limit looks at this field.
     pub(super) is_keyed: Box<dyn Fn(&HeaderName) -> bool>,
 }
@@ -97,6 +98,9 @@ impl Forward {
         }
         if headers::set_forwarding(&mut parts.headers, &peer, client) {
             shared.metrics.ignored_forwarding.inc();
+        }
+        if shared.replaces_host {
+            parts.headers.insert(HOST, shared.default_host.clone());
         }
         if upgrade.is_some() {
             headers::insert_websocket(&mut parts.headers);

@@ -43,6 +43,7 @@ use tokio::sync::watch;
 use crate::limiter::{Companion, Limiter};
 use crate::runtime::{Drain, ListenAddr, Supervisor};
 use crate::time::Clock;
+use crate::tls;
 
 mod access;
 mod body;
@@ -67,7 +68,7 @@ mod upstream;
 mod worker;
 
 pub use client::Trust;
-pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError};
+pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError, UpstreamHost};
 pub use cors::{Cors, Origin};
 pub use limit::{Admission, Enforcer, FindClient, RateLimit, RateLimitFuture, RateLimitLayer};
 pub use live::Tuner;
@@ -84,6 +85,8 @@ use worker::Worker;
 #[derive(Debug)]
 pub struct Proxy<C: Companion> {
     listeners: Vec<std::net::TcpListener>,
+    /// To the upstream.
+    tls: Option<tls::Upstream>,
     config: Arc<Config>,
     enforcer: Arc<Enforcer<C>>,
     live: SharedLive,
@@ -105,7 +108,8 @@ impl<C: Companion> Proxy<C> {
     /// chooses one, which the others join.
     ///
     /// # Errors
-    /// If the address cannot be bound, or another process listens there.
+    /// If the address cannot be bound, or another process listens there; or if no CA
+    /// can be trusted for an upstream with TLS.
     pub fn bind(
         config: Config,
         limiter: Arc<Limiter<C>>,
@@ -113,6 +117,7 @@ impl<C: Companion> Proxy<C> {
         metrics: Metrics,
         workers: usize,
     ) -> io::Result<(Self, SocketAddr)> {
+        let tls = config.upstream.tls(config.upstream_ca.as_deref()).map_err(io::Error::other)?;
         // The first one takes the address for itself, which fails while anybody
         // listens there, another proxy included. Only then is it shared.
         let first = config.listen.bind(false)?;
@@ -127,6 +132,7 @@ impl<C: Companion> Proxy<C> {
         let live = Arc::new(ArcSwap::from_pointee(Live::new(&config)));
         let proxy = Self {
             listeners,
+            tls,
             config: Arc::new(config),
             enforcer,
             live,
@@ -164,6 +170,7 @@ impl<C: Companion> Proxy<C> {
         for (index, listener) in self.listeners.into_iter().enumerate() {
             let worker = Worker {
                 listener,
+                tls: self.tls.clone(),
                 config: Arc::clone(&self.config),
                 enforcer: Arc::clone(&self.enforcer),
                 live: Arc::clone(&self.live),

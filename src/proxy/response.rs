@@ -74,6 +74,8 @@ pub enum Problem {
 pub enum GatewayFault {
     /// Nobody listens, or the way there is broken.
     Unreachable,
+    /// Its certificate is not accepted, or it does not speak TLS.
+    Tls,
     /// The connection ended before the answer.
     Closed,
     /// The answer was not HTTP.
@@ -167,6 +169,9 @@ impl Problem {
             Self::TooManyFields => "the request has too many fields".to_owned(),
             Self::TooManyWaiting { .. } => "too many requests wait already".to_owned(),
             Self::HeadTooLarge => "the request's head is too large".to_owned(),
+            Self::BadGateway(GatewayFault::Tls) => {
+                "there is no TLS with the upstream that can be trusted".to_owned()
+            }
             Self::BadGateway(GatewayFault::Unreachable) => {
                 "the upstream cannot be reached".to_owned()
             }
@@ -258,6 +263,7 @@ impl Problem {
             Self::BadGateway(fault) => {
                 let (error, grpc) = match fault {
                     GatewayFault::Unreachable => ("destination_unavailable", UNAVAILABLE),
+                    GatewayFault::Tls => ("tls_certificate_error", UNAVAILABLE),
                     GatewayFault::Closed => ("connection_terminated", UNAVAILABLE),
                     GatewayFault::Protocol => ("http_protocol_error", INTERNAL),
                     GatewayFault::UnaskedUpgrade => ("http_upgrade_failed", INTERNAL),
@@ -398,6 +404,7 @@ mod tests {
             Problem::HeadTooLarge,
             Problem::NotImplemented("x"),
             Problem::BadGateway(GatewayFault::Unreachable),
+            Problem::BadGateway(GatewayFault::Tls),
             Problem::ConnectTimeout,
             Problem::ResponseTimeout,
             Problem::TooManyWaiting { due: Duration::from_millis(1200) },

@@ -8,7 +8,7 @@
 //! A request counts as delivered from its first byte on that the socket took, so
 //! that one of which nothing left gets its tokens back, whoever was at fault.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::error::Error as _;
 use std::future::Future;
 use std::io;
@@ -27,6 +27,8 @@ use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use super::body::{RequestBody, Upload, UploadFault};
 use super::config::{self, Timeouts};
@@ -36,6 +38,7 @@ use super::response::{GatewayFault, Problem};
 use super::worker::LocalExecutor;
 use crate::runtime::spawn_local;
 use crate::time::{Clock, Timestamp};
+use crate::tls;
 
 /// Connections a thread keeps open for later.
 const MAX_IDLE: usize = 256;
@@ -43,10 +46,16 @@ const MAX_IDLE: usize = 256;
 /// that they rarely close a connection while a request is on its way.
 const KEEP_IDLE: Duration = Duration::from_secs(3);
 
+/// How often a fault of TLS is told.
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
+
 /// One thread's connections to the upstream.
 #[derive(Debug)]
 pub(super) struct Upstream {
     target: Target,
+    tls: Option<tls::Upstream>,
+    /// When a fault of TLS was last told.
+    warned: Cell<Option<Timestamp>>,
     timeouts: Timeouts,
     clock: Clock,
     metrics: Metrics,
@@ -104,19 +113,24 @@ type SendResult = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>
 impl Upstream {
     pub(super) fn new(
         target: &config::Upstream,
+        tls: Option<tls::Upstream>,
         timeouts: Timeouts,
         clock: Clock,
         metrics: Metrics,
     ) -> Self {
         let target = match target {
-            config::Upstream::Http { authority } => match authority.parse() {
-                Ok(address) => Target::Address(address),
-                Err(_) => Target::Name(authority.clone()),
-            },
+            config::Upstream::Http { authority } | config::Upstream::Https { authority } => {
+                match authority.parse() {
+                    Ok(address) => Target::Address(address),
+                    Err(_) => Target::Name(authority.clone()),
+                }
+            }
             config::Upstream::Unix(path) => Target::Unix(path.clone()),
         };
         Self {
             target,
+            tls,
+            warned: Cell::default(),
             timeouts,
             clock,
             metrics,
@@ -217,6 +231,15 @@ impl Upstream {
         }
     }
 
+    /// Somebody must act, but one line for each request would help nobody.
+    fn warn_of_tls(&self, error: &io::Error) {
+        let now = self.clock.now();
+        if self.warned.get().is_none_or(|last| now.since(last) >= WARN_INTERVAL) {
+            self.warned.set(Some(now));
+            tracing::warn!(reason = %error, "no TLS with the upstream");
+        }
+    }
+
     /// Closes what has been idle for too long.
     pub(super) fn reap(&self) {
         let now = self.clock.now();
@@ -299,14 +322,16 @@ impl Upstream {
     }
 
     async fn connect_http1(&self) -> Result<Wire, Problem> {
-        match self.connect().await? {
+        match self.connect(|tls| &tls.http1).await? {
+            Stream::Tls(io) => handshake_http1(io).await,
             Stream::Tcp(io) => handshake_http1(io).await,
             Stream::Unix(io) => handshake_http1(io).await,
         }
     }
 
     async fn connect_http2(&self) -> Result<http2::SendRequest<RequestBody>, Problem> {
-        let sender = match self.connect().await? {
+        let sender = match self.connect(|tls| &tls.http2).await? {
+            Stream::Tls(io) => handshake_http2(io).await?,
             Stream::Tcp(io) => handshake_http2(io).await?,
             Stream::Unix(io) => handshake_http2(io).await?,
         };
@@ -314,7 +339,10 @@ impl Upstream {
         Ok(sender)
     }
 
-    async fn connect(&self) -> Result<Stream, Problem> {
+    async fn connect(
+        &self,
+        config: impl Fn(&tls::Upstream) -> &Arc<rustls::ClientConfig>,
+    ) -> Result<Stream, Problem> {
         let connecting = async {
             match &self.target {
                 Target::Address(address) => TcpStream::connect(*address).await.map(Stream::Tcp),
@@ -322,18 +350,31 @@ impl Upstream {
                 Target::Unix(path) => UnixStream::connect(path).await.map(Stream::Unix),
             }
         };
-        let connected = match tokio::time::timeout(self.timeouts.connect, connecting).await {
-            Ok(connected) => connected.and_then(Stream::without_delay),
-            Err(_) => return Err(Problem::ConnectTimeout),
+        let connecting = async {
+            let stream = connecting.await.and_then(Stream::without_delay).map_err(|error| {
+                tracing::debug!(%error, "the upstream cannot be reached");
+                Problem::BadGateway(GatewayFault::Unreachable)
+            })?;
+            let (tls, io) = match (&self.tls, stream) {
+                (Some(tls), Stream::Tcp(io)) => (tls, io),
+                (_, stream) => return Ok(stream),
+            };
+            let connector = TlsConnector::from(Arc::clone(config(tls)));
+            let io = connector.connect(tls.name.clone(), io).await.map_err(|error| {
+                self.warn_of_tls(&error);
+                Problem::BadGateway(GatewayFault::Tls)
+            })?;
+            Ok(Stream::Tls(Box::new(io)))
         };
-        connected.map_err(|error| {
-            tracing::debug!(%error, "the upstream cannot be reached");
-            Problem::BadGateway(GatewayFault::Unreachable)
-        })
+        match tokio::time::timeout(self.timeouts.connect, connecting).await {
+            Ok(connected) => connected,
+            Err(_) => Err(Problem::ConnectTimeout),
+        }
     }
 }
 
 enum Stream {
+    Tls(Box<TlsStream<TcpStream>>),
     Tcp(TcpStream),
     Unix(UnixStream),
 }

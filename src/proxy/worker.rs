@@ -37,6 +37,7 @@ use super::upstream::Upstream;
 use crate::limiter::{Client, Companion};
 use crate::runtime::{Drain, Stage, spawn_local};
 use crate::time::Clock;
+use crate::tls;
 
 /// Connections beyond the maximum that may take their time to hear so; more are
 /// told at once or not at all.
@@ -62,6 +63,7 @@ const HTTP2_PENDING_RESETS: usize = 20;
 /// What a thread is made of, before it runs.
 pub(super) struct Worker<C: Companion> {
     pub(super) listener: std::net::TcpListener,
+    pub(super) tls: Option<tls::Upstream>,
     pub(super) config: Arc<Config>,
     pub(super) enforcer: Arc<Enforcer<C>>,
     pub(super) live: SharedLive,
@@ -221,6 +223,7 @@ impl<C: Companion> Worker<C> {
         let config = self.config;
         let upstream = Rc::new(Upstream::new(
             &config.upstream,
+            self.tls.clone(),
             config.timeouts,
             self.clock.clone(),
             self.metrics.clone(),
@@ -232,6 +235,7 @@ impl<C: Companion> Worker<C> {
             metrics: self.metrics.clone(),
             drain: self.drain.clone(),
             default_host: default_host(&config.upstream),
+            replaces_host: config.upstream_host == config::UpstreamHost::Upstream,
             is_keyed: Box::new(move |name| is_keyed(&limiter.limiter().limits(), name)),
         });
         let leaving = Leaving::follow(self.drain.clone());
@@ -501,11 +505,16 @@ fn server(config: &Config) -> auto::Builder<LocalExecutor> {
 fn default_host(upstream: &config::Upstream) -> HeaderValue {
     let localhost = HeaderValue::from_static("localhost");
     match upstream {
-        config::Upstream::Http { authority } => {
-            HeaderValue::from_str(authority).unwrap_or(localhost)
-        }
+        config::Upstream::Http { authority } => host_field(authority, ":80"),
+        config::Upstream::Https { authority } => host_field(authority, ":443"),
         config::Upstream::Unix(_) => localhost,
     }
+}
+
+/// An authority as `Host` has it, without the scheme's own port.
+fn host_field(authority: &str, usual_port: &str) -> HeaderValue {
+    let host = authority.strip_suffix(usual_port).unwrap_or(authority);
+    HeaderValue::from_str(host).unwrap_or(HeaderValue::from_static("localhost"))
 }
 
 /// Whether an error of `accept` concerns only the connection that it would have

@@ -10,8 +10,10 @@ mod config;
 mod material;
 mod names;
 mod peers;
+mod upstream;
 
 pub use config::Mutual;
 pub use material::{Error, What};
 pub use names::NamePattern;
 pub use peers::Peers;
+pub use upstream::Upstream;

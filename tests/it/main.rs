@@ -34,3 +34,4 @@ mod proxy_life;
 mod proxy_limits;
 mod proxy_pacing;
 mod proxy_security;
+mod proxy_tls;

@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
+use crate::harness::certs::{Ca, Files, terminator};
 use crate::harness::{Reply, Setup, TestProxy, Upstream, eventually, limit};
 
 /// A gRPC upstream: what it saw, and an answer for each path.
@@ -122,6 +123,24 @@ async fn unary(
 
 fn before(address: SocketAddr) -> Setup {
     Setup::before_url(&format!("http://{address}"))
+}
+
+#[tokio::test]
+async fn calls_go_over_tls_as_http2() {
+    let ca = Ca::new();
+    let certificate = ca.sign("localhost");
+    let files = Files::new(&certificate, &ca.pem);
+    let calls = Calls::default();
+    // It would speak HTTP/1.1 as well.
+    let protocols: &[&[u8]] = &[b"http/1.1", b"h2"];
+    let port = terminator(calls.start().await, &certificate, protocols).port();
+    let proxy = Setup::before_url(&format!("https://localhost:{port}"))
+        .with(|config| config.upstream_ca = Some(files.path().join("ca.crt")))
+        .start();
+    let mut client = connect(&proxy).await;
+    let (_, body, trailers) = unary(&mut client, call("/echo")).await;
+    assert!(!body.is_empty());
+    assert_eq!(trailers.unwrap()["grpc-status"], "0");
 }
 
 #[tokio::test]

@@ -1,11 +1,18 @@
 //! Certificates for tests: CAs, and what they sign, as files in a directory.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tempfile::TempDir;
 use tidegate::tls::Mutual;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
 
 /// A CA that exists for one test.
 pub struct Ca {
@@ -44,6 +51,44 @@ impl Ca {
         change(&mut params);
         (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
     }
+}
+
+/// A listener that takes TLS off and passes the bytes on, speaking what it is told
+/// to. Ends with the process.
+pub fn terminator(
+    to: SocketAddr,
+    (cert, key): &(String, String),
+    protocols: &[&[u8]],
+) -> SocketAddr {
+    let chain = CertificateDer::pem_slice_iter(cert.as_bytes()).collect::<Result<_, _>>().unwrap();
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .unwrap();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            while let Ok((io, _)) = listener.accept().await {
+                let acceptor = acceptor.clone();
+                tokio::spawn(async move {
+                    let Ok(mut tls) = acceptor.accept(io).await else { return };
+                    let mut plain = TcpStream::connect(to).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut tls, &mut plain).await;
+                });
+            }
+        });
+    });
+    address
 }
 
 /// The files of one replica.
