@@ -24,28 +24,26 @@ use smallvec::SmallVec;
 
 use super::demand::Demand;
 use super::frame::{Contribution, Incarnation};
-use super::members::{Members, Standing};
+use super::members::Members;
 use super::pause::Pause;
 use super::rate::Rate;
-use crate::limiter::{Event, LimitIndex, Partition, Quota, Slot, TokenBucket, Tokens};
+use crate::limiter::{LimitIndex, Quota, Slot, TokenBucket, Tokens};
 use crate::time::Timestamp;
 
 mod apply;
 mod averaging;
 mod merge;
+mod reporting;
+mod silence;
 #[cfg(test)]
 mod tests;
 
 pub(super) use apply::{Applied, Terms, apply};
 use averaging::Lag;
 pub(super) use merge::merge;
+pub(super) use reporting::Pace;
+use silence::{Reserve, Strict};
 
-/// Own flushes remembered for the averaging.
-const HISTORY: usize = 16;
-/// Requests over which the mean cost is exact; afterwards its smoothing.
-const COST_SAMPLES: u8 = 20;
-/// Relative part of the level that may go unreported, shared by all replicas.
-const THETA: f64 = 0.1;
 /// Rate in tokens per second from which reckoning pays: below, single requests
 /// are too coarse for it.
 const RECKONED_RATE: f64 = 50.0;
@@ -54,12 +52,6 @@ const RECKONED_BURST: f64 = 4.0;
 /// Longest step of the integration, in nanoseconds, and steps at most.
 const STEP_NANOS: u64 = 5_000_000;
 const MAX_STEPS: u64 = 32;
-/// Part of the refill that must be spent for a bucket to count as scarce.
-const SCARCE: f64 = 0.8;
-/// How long a peer that is heard again may take to speak of a bucket before its
-/// reserved share is taken as unspent, and how long one that a snapshot named may
-/// take to be met before its demand is taken to have ended.
-const SETTLING_NANOS: u64 = 5_000_000_000;
 
 /// An index for an origin, unique within one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -98,29 +90,6 @@ pub(super) struct Base {
     pub(super) generation: u32,
     pub(super) spent: u64,
     pub(super) returned: u64,
-}
-
-/// What is reserved for a silent peer.
-#[derive(Clone, Copy, Debug)]
-struct Reserve {
-    standing: Standing,
-    /// In micro-tokens per nanosecond, while all of it is held.
-    rate: f64,
-    /// Taken from the level for it so far, in micro-tokens.
-    charged: f64,
-    /// What the cap had cost when it fell silent.
-    lost: f64,
-}
-
-/// How a strict limit behaves while replicas are silent.
-#[derive(Clone, Copy, Debug)]
-struct Strict {
-    /// Reserved for silent replicas that never used the bucket, in micro-tokens
-    /// per nanosecond, and taken for them so far.
-    rate: f64,
-    charged: f64,
-    /// Which part of what is there this side of the split may spend.
-    part: f64,
 }
 
 /// What one peer spent from the bucket, as far as it is known.
@@ -389,125 +358,6 @@ impl Ledger {
         self.backlog = waiting;
     }
 
-    /// Follows the members: reserves the share of peers that fell silent, and
-    /// gives back what was reckoned for those that are gone.
-    fn follow(
-        &mut self,
-        bucket: &mut TokenBucket,
-        quota: &Quota,
-        members: &Members,
-        limit: LimitIndex,
-        now: Timestamp,
-    ) {
-        let policy = members.policy(limit);
-        let even = refill_rate(quota) / f64::from(members.counted.max(1));
-        let (integral, lost) = (self.integral, self.lost);
-        let scale = self.share_scale(bucket.level(), quota);
-        let mut settled = true;
-        let mut given_back = 0.0;
-        let mut others = self.others;
-        self.peers.retain(|peer| {
-            match (members.standings.get(&peer.origin), peer.reserve.is_some()) {
-                // Gone: what was taken for it beyond what it spent comes back, unless
-                // it was silent for so long that its share was released: then it may
-                // live and spend behind a split.
-                (None, _) => {
-                    let kept = peer.reserve.map_or(1.0, |reserve| reserve.standing.kept(now));
-                    given_back += peer.outstanding(integral) * kept;
-                    if peer.reserve.is_none() {
-                        others -= peer.demand;
-                    }
-                    return false;
-                }
-                (Some(standing @ Standing::Silent { .. }), false) => {
-                    let rate = match policy {
-                        Partition::Frozen => peer.rate.value() * scale,
-                        Partition::Strict => (peer.rate.value() * scale).max(even),
-                        Partition::Open => 0.0,
-                    };
-                    let charged = rate * now.nanos_since(peer.at) as f64;
-                    given_back += peer.outstanding(integral) - charged;
-                    others -= peer.demand;
-                    peer.demand = 0.0;
-                    peer.reserve = Some(Reserve { standing: *standing, rate, charged, lost });
-                }
-                (Some(Standing::Heard(since)), true) => {
-                    if now.nanos_since(*since) > SETTLING_NANOS {
-                        given_back += peer.outstanding(integral);
-                        peer.reserve = None;
-                        peer.integral = integral;
-                        peer.at = now;
-                    } else {
-                        settled = false;
-                    }
-                }
-                (Some(standing @ Standing::Silent { .. }), true) => {
-                    if let Some(reserve) = &mut peer.reserve {
-                        reserve.standing = *standing;
-                    }
-                }
-                (Some(Standing::Named(since)), _) => {
-                    if now.nanos_since(*since) > SETTLING_NANOS {
-                        given_back += peer.outstanding(integral);
-                        if peer.reserve.take().is_none() {
-                            others -= peer.demand;
-                        }
-                        peer.demand = 0.0;
-                        peer.integral = integral;
-                    } else {
-                        settled &= peer.demand <= 0.0 && peer.reserve.is_none();
-                    }
-                }
-                (Some(Standing::Heard(_)), false) => {}
-            }
-            true
-        });
-        self.set_others(others);
-        given_back += self.follow_strict(members, policy, even);
-        bucket.shift(quota, Tokens::from_micros(given_back.round() as i64));
-        if settled {
-            self.version = members.version;
-        }
-    }
-
-    /// Begins, continues or ends a strict limit's caution; what was taken for
-    /// replicas that never used the bucket comes back at its end.
-    fn follow_strict(&mut self, members: &Members, policy: Partition, even: f64) -> f64 {
-        let charged = self.strict.map_or(0.0, |strict| strict.charged);
-        if policy != Partition::Strict || members.silent == 0 {
-            self.strict = None;
-            return charged;
-        }
-        let reserved = self.peers.iter().filter(|peer| peer.reserve.is_some()).count();
-        let unseen = f64::from(members.silent) - reserved as f64;
-        let heard = members.counted.saturating_sub(members.silent).max(1);
-        self.strict = Some(Strict {
-            rate: even * unseen.max(0.0),
-            charged,
-            part: f64::from(heard) / f64::from(members.counted.max(1)),
-        });
-        0.0
-    }
-
-    /// How much of `level` may be spent at `now`.
-    pub(super) fn room(&self, level: Tokens, now: Timestamp) -> Tokens {
-        if self.is_paused(now) {
-            return Tokens::from_micros(i64::MIN);
-        }
-        match self.strict {
-            Some(strict) if level > Tokens::ZERO => {
-                Tokens::from_micros((level.micros() as f64 * strict.part) as i64)
-            }
-            Some(_) | None => level,
-        }
-    }
-
-    /// The level that gives room for `cost`, or the burst if that is less.
-    pub(super) fn level_for(&self, cost: Tokens, quota: &Quota) -> Tokens {
-        let part = self.strict.map_or(1.0, |strict| strict.part);
-        Tokens::from_micros((cost.micros() as f64 / part).ceil() as i64).min(quota.burst())
-    }
-
     /// Until when the bucket is closed, if it is or was.
     pub(super) const fn pause(&self) -> Option<&Pause> {
         self.pause.as_ref()
@@ -521,91 +371,10 @@ impl Ledger {
         self.pause.is_some_and(|pause| pause.left(now) > 0)
     }
 
-    /// By what measured rates are multiplied to be shares. Together they can never
-    /// be more than the refill, and while the bucket is scarce they are all of it:
-    /// since every replica measures every origin alike, the shares that the parts
-    /// of a split network reserve for each other add up.
-    fn share_scale(&self, level: Tokens, quota: &Quota) -> f64 {
-        let refill = refill_rate(quota);
-        let total: f64 =
-            self.rate.value() + self.peers.iter().map(|peer| peer.rate.value()).sum::<f64>();
-        let scarce = level.micros() < quota.burst().micros() / 4 && total >= SCARCE * refill;
-        if total > refill || scarce { refill / total } else { 1.0 }
-    }
-
     fn set_others(&mut self, others: f64) {
         // Sums of differences leave a trace where nothing is left.
         let any = self.peers.iter().any(|peer| peer.demand > 0.0);
         self.others = if any { others.max(0.0) } else { 0.0 };
-    }
-
-    /// Takes note of an event of this replica's own; says whether the engine is
-    /// to look at the bucket, which it is told once for each kind of mark.
-    pub(super) fn happened(
-        &mut self,
-        event: Event,
-        net: u64,
-        level: Tokens,
-        quota: &Quota,
-        replicas: u32,
-        now: Timestamp,
-    ) -> Option<Mark> {
-        match event {
-            Event::Spent(cost) | Event::Refused(cost) => {
-                self.used_at = now;
-                self.samples = self.samples.saturating_add(1).min(COST_SAMPLES);
-                let cost = cost.micros() as f64;
-                self.mean_cost += (cost - self.mean_cost) / f64::from(self.samples);
-                self.demand.ask(cost, self.mean_cost, now);
-            }
-            Event::Paced(_) => self.used_at = now,
-            Event::Returned(_) | Event::Line => {}
-        }
-        let off = self.deviation(net, quota) >= self.threshold(level, quota, replicas);
-        let mark = if off { Mark::Urgent } else { Mark::Watch };
-        if self.marked >= Some(mark) {
-            return None;
-        }
-        self.marked = Some(mark);
-        // The engine schedules a look for every such mark.
-        self.watched |= mark == Mark::Watch;
-        Some(mark)
-    }
-
-    /// A look is to be scheduled, unless one already is.
-    pub(super) const fn watch(&mut self) -> bool {
-        let first = !self.watched;
-        self.watched = true;
-        first
-    }
-
-    /// Whether the bucket is marked as urgent.
-    pub(super) fn is_urgent(&self) -> bool {
-        self.marked == Some(Mark::Urgent)
-    }
-
-    /// How far what peers believe is off, in micro-tokens.
-    fn deviation(&self, net: u64, quota: &Quota) -> f64 {
-        let spent = net as f64 - self.last.net() as f64;
-        let reckoned = if self.reckons(quota) {
-            self.last.demand * (self.integral - self.last.integral)
-        } else {
-            0.0
-        };
-        (spent - reckoned).abs()
-    }
-
-    /// What matters: half a request, a tenth of this replica's share of the
-    /// level, or a thousandth of a second's refill, whichever is most.
-    fn threshold(&self, level: Tokens, quota: &Quota, replicas: u32) -> f64 {
-        let share = THETA * level.micros().max(0) as f64 / f64::from(replicas.max(1));
-        let second = quota.rate().per_second() * Tokens::MICRO as f64;
-        (self.mean_cost * 0.5).max(share).max(0.001 * second)
-    }
-
-    /// Whether the engine has nothing to do for the bucket.
-    pub(super) const fn is_settled(&self) -> bool {
-        self.marked.is_none() && !self.watched
     }
 
     /// Whether nobody spends from the bucket, and nobody's share is reserved.
@@ -634,79 +403,6 @@ impl Ledger {
     /// Net micro-tokens spent since the newest flush.
     pub(super) const fn unsent(&self, spent: u64, returned: u64) -> i64 {
         signed(spent.saturating_sub(returned)).saturating_sub(signed(self.last.net()))
-    }
-
-    /// What the engine does with a bucket at `now`, and when it looks again.
-    pub(super) fn inspect(
-        &self,
-        net: u64,
-        level: Tokens,
-        quota: &Quota,
-        pace: Pace,
-        now: Timestamp,
-    ) -> Verdict {
-        let demand = self.own_demand(quota, now);
-        let deviation = self.deviation(net, quota);
-        let threshold = self.threshold(level, quota, pace.replicas);
-        let off = deviation >= threshold;
-        let quiet = now.nanos_since(self.demand.asked_at()) >= pace.sync;
-        let unsaid = net != self.last.net();
-        let alive = demand > 0.0 || self.last.demand > 0.0;
-        let since = now.nanos_since(self.last.at);
-        let stale = alive && since >= self.keep_alive(level, quota);
-        let ended = demand <= 0.0 && self.last.demand > 0.0;
-        let told = Verdict { flush: off || quiet && unsaid || stale || ended, again: None };
-        let remains = demand > 0.0 || (!told.flush && (unsaid || alive));
-        if !remains {
-            return told;
-        }
-        // Where much is reckoned the error grows fast when requests stop.
-        let pace_of_error = 2.0 * threshold / demand.max(self.last.demand).max(f64::MIN_POSITIVE);
-        let wait = (pace_of_error as u64).clamp(pace.tick.min(pace.sync), pace.sync);
-        Verdict { again: Some(now.plus_nanos(wait)), ..told }
-    }
-
-    /// How long a bucket that is asked for may go without an entry.
-    fn keep_alive(&self, level: Tokens, quota: &Quota) -> u64 {
-        let scarce = level.micros() < quota.burst().micros() / 2;
-        match (self.reckons(quota), scarce) {
-            (true, true) => 250_000_000,
-            (true, false) => 2_000_000_000,
-            (false, true) => 1_000_000_000,
-            (false, false) => 4_000_000_000,
-        }
-    }
-
-    /// Nothing is left to look at.
-    pub(super) const fn rest(&mut self) {
-        self.marked = None;
-        self.watched = false;
-    }
-
-    /// Ends the present flush and begins the next: what is known now is what
-    /// the streams are handed.
-    pub(super) fn flush(&mut self, spent: u64, returned: u64, quota: &Quota, now: Timestamp) {
-        let delta = spent.saturating_sub(returned) as f64 - self.last.net() as f64;
-        self.rate.learn(delta, now.nanos_since(self.last.at) as f64, quota);
-        self.last = Flush {
-            number: self.last.number.wrapping_add(1).max(1),
-            spent,
-            returned,
-            demand: self.own_demand(quota, now),
-            at: now,
-            integral: self.integral,
-        };
-        if self.last.demand <= 0.0 {
-            self.rate = Rate::default();
-        }
-        if self.history.len() == HISTORY {
-            self.history.remove(0);
-        }
-        self.history.push(self.last);
-        // It stays watched; only the urgency is over.
-        if self.marked == Some(Mark::Urgent) {
-            self.marked = Some(Mark::Watch);
-        }
     }
 
     /// What the stream to `origin`, which starts from `base`, is to be told
@@ -784,26 +480,6 @@ pub(super) struct Telling {
     pub(super) elsewhere: Option<u64>,
     /// The peer may lack the key.
     pub(super) is_first: bool,
-}
-
-/// How closely the engine follows buckets.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
-    /// Replicas, this one included.
-    pub(super) replicas: u32,
-    /// The sync interval, in nanoseconds.
-    pub(super) sync: u64,
-    /// Shortest time between two looks, in nanoseconds.
-    pub(super) tick: u64,
-}
-
-/// What the engine does with a bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Verdict {
-    /// Peers are to be told.
-    pub(super) flush: bool,
-    /// When to look again; never if nobody asks for the bucket.
-    pub(super) again: Option<Timestamp>,
 }
 
 /// The refill in micro-tokens per nanosecond.

@@ -1,6 +1,7 @@
 use super::*;
-use crate::limiter::{BucketId, LimitIndex, Store, TokenBucket};
+use crate::limiter::{BucketId, Event, LimitIndex, Store, TokenBucket};
 use crate::replication::frame::{Entry, Row};
+use crate::replication::members::Standing;
 use proptest::prelude::*;
 
 const NOW: Timestamp = Timestamp::from_millis(3_600_000);
