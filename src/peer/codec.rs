@@ -117,7 +117,7 @@ impl Encoder {
 
 /// The receiving end of a stream.
 #[derive(Debug, Default)]
-pub(super) struct Decoder {
+pub struct Decoder {
     named: Vec<Option<Named>>,
 }
 
@@ -126,7 +126,7 @@ impl Decoder {
     ///
     /// # Errors
     /// If a field is not what the protocol allows.
-    pub(super) fn decode(&mut self, mut frame: wire::Frame) -> Result<Frame, Malformed> {
+    pub fn decode(&mut self, mut frame: wire::Frame) -> Result<Frame, Malformed> {
         entries(&mut frame).iter_mut().try_for_each(|entry| self.lengthen(entry))?;
         convert::decode(frame)
     }

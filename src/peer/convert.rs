@@ -30,25 +30,44 @@ const MAX_BYTES: usize = 256;
 /// A frame that breaks the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{field}` {fault}")]
-pub(super) struct Malformed {
+pub struct Malformed {
     /// Message and field, as in the protocol's definition.
-    pub(super) field: &'static str,
-    pub(super) fault: Fault,
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub fault: Fault,
 }
 
 /// What is wrong with a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub enum Fault {
     /// It has another length than the only one allowed.
-    Length { bytes: usize, wanted: usize },
+    Length {
+        /// How long it is.
+        bytes: usize,
+        /// How long it has to be.
+        wanted: usize,
+    },
     /// It is longer than allowed.
-    TooLong { bytes: usize, most: usize },
+    TooLong {
+        /// How long it is.
+        bytes: usize,
+        /// How long it may be.
+        most: usize,
+    },
     /// It has more elements than allowed.
-    TooMany { count: usize, most: usize },
+    TooMany {
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        most: usize,
+    },
     /// It is not a number from zero up.
     NoRate,
     /// It was never given to a bucket.
-    Unknown { name: u32 },
+    Unknown {
+        /// The number.
+        name: u32,
+    },
 }
 
 impl fmt::Display for Fault {

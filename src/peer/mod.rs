@@ -29,8 +29,9 @@ mod replica;
 mod session;
 mod trust;
 
-pub use codec::Encoder;
+pub use codec::{Decoder, Encoder};
 pub use config::Config;
+pub use convert::{Fault, Malformed};
 pub use handle::{MeshGone, MeshHandle};
 pub use mesh::{Mesh, Surroundings};
 pub use metrics::Metrics;
