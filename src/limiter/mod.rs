@@ -62,6 +62,7 @@ pub use wait::{Crowding, Outlook, Turn, Waiter};
 
 use floor::Floors;
 use reload::Former;
+use store::Room;
 use wait::{Asking, Hall};
 
 /// What a higher layer does with a bucket whenever its own ledger moves.
@@ -548,15 +549,15 @@ impl<C: Companion> Limiter<C> {
     }
 
     /// Drops the fullest bucket of a sample; one that is not full lowers its
-    /// limit's floor. `false` if none may go.
-    fn evict(&self, now: Timestamp) -> bool {
+    /// limit's floor.
+    fn evict(&self, now: Timestamp) -> Room {
         let limits = self.limits.load();
         let advanced = |id: BucketId, slot: &Slot<C::State>| {
             let (mut bucket, quota) = self.current(&limits, id, slot)?;
             bucket.advance(&quota, now);
             Some((bucket, quota))
         };
-        let evicted = self.store.evict(|id, slot| {
+        let rank = |id: BucketId, slot: &Slot<C::State>| {
             if slot.held > 0 || slot.line.is_some() {
                 return None;
             }
@@ -564,15 +565,15 @@ impl<C: Companion> Limiter<C> {
             let missing = quota.burst().minus(bucket.level()).micros();
             let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c, now));
             Some((settled, -missing))
-        });
-        let Some((id, slot)) = evicted else { return false };
-        let Some((bucket, quota)) = advanced(id, &slot) else { return true };
-        let full = bucket.level() >= quota.burst();
-        self.evicted[usize::from(!full)].fetch_add(1, Ordering::Relaxed);
-        if !full && let Some(limit) = limits.get(slot.limit) {
-            self.floors.lower(slot.limit, limit, bucket.level(), now);
-        }
-        true
+        };
+        self.store.evict(rank, |id, slot| {
+            let Some((bucket, quota)) = advanced(id, slot) else { return };
+            let full = bucket.level() >= quota.burst();
+            self.evicted[usize::from(!full)].fetch_add(1, Ordering::Relaxed);
+            if !full && let Some(limit) = limits.get(slot.limit) {
+                self.floors.lower(slot.limit, limit, bucket.level(), now);
+            }
+        })
     }
 
     /// How many buckets had to go for others: full ones, and ones that were not.

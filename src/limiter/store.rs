@@ -9,6 +9,7 @@
 //! queue of all identities that is walked round and round, like the hand of a
 //! clock.
 
+use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crossbeam_queue::SegQueue;
@@ -136,6 +137,17 @@ impl<S> Slot<S> {
     }
 }
 
+/// What became of an attempt to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// A bucket went.
+    Made,
+    /// None could go, but other threads are about to bring some back.
+    Soon,
+    /// None may go: every bucket is held by a request at this moment.
+    None,
+}
+
 /// How many buckets are compared when one has to go.
 const SAMPLE: usize = 8;
 /// Identities in the queue of which no bucket exists any more are dropped when
@@ -208,11 +220,12 @@ impl<S> Store<S> {
         make: impl FnOnce() -> TokenBucket,
         f: impl FnOnce(&mut Slot<S>) -> R,
     ) -> R {
-        self.with_revision(id, limit, 0, key, make, || false, f)
+        self.with_revision(id, limit, 0, key, make, || Room::None, f)
     }
 
     /// As [`with`](Self::with), for a limit of this revision. `make_room` drops
-    /// another bucket, and says whether it did.
+    /// another bucket, and says what became of it. `make` is called under the
+    /// bucket's guard.
     #[allow(clippy::too_many_arguments, reason = "one step, that must not be taken in parts")]
     pub(super) fn with_revision<R>(
         &self,
@@ -221,7 +234,7 @@ impl<S> Store<S> {
         revision: u32,
         key: Option<&[u8]>,
         make: impl FnOnce() -> TokenBucket,
-        make_room: impl Fn() -> bool,
+        make_room: impl Fn() -> Room,
         f: impl FnOnce(&mut Slot<S>) -> R,
     ) -> R {
         // A hit takes this path: no entry is built and nothing allocated.
@@ -235,32 +248,37 @@ impl<S> Store<S> {
         // A place first, so that the bound holds whoever else wants the last one;
         // and before the shard is locked, since room is made in other shards.
         while !self.reserve() {
-            if !make_room() {
-                // None may go: every bucket is held by a request at this moment.
-                self.count.fetch_add(1, Ordering::Relaxed);
-                break;
+            match make_room() {
+                Room::Made => {}
+                Room::Soon => spin_loop(),
+                Room::None => {
+                    self.count.fetch_add(1, Ordering::Relaxed);
+                    break;
+                }
             }
         }
-        let bucket = make();
         match self.map.entry(id) {
             Entry::Occupied(mut slot) => {
                 self.count.fetch_sub(1, Ordering::Relaxed);
                 f(slot.get_mut())
             }
             Entry::Vacant(vacant) => {
+                // Not before: a bucket of this identity may have been dropped since.
+                let slot = Slot::new(limit, revision, make(), key, self.new_life());
+                let mut slot = vacant.insert(slot);
                 self.hand.push(id);
-                let slot = Slot::new(limit, revision, bucket, key, self.new_life());
-                f(vacant.insert(slot).value_mut())
+                f(slot.value_mut())
             }
         }
     }
 
-    /// Drops the bucket of a sample for which `rank` is highest and returns it.
-    /// A bucket without a rank stays. `None` if none may go.
-    pub fn evict<K: Ord>(
+    /// Drops the bucket of a sample for which `rank` is highest. A bucket without a
+    /// rank stays. `last` sees it under its guard, before anybody can make it anew.
+    pub(super) fn evict<K: Ord>(
         &self,
         rank: impl Fn(BucketId, &Slot<S>) -> Option<K>,
-    ) -> Option<(BucketId, Slot<S>)> {
+        last: impl FnOnce(BucketId, &Slot<S>),
+    ) -> Room {
         let mut best: Option<(K, BucketId)> = None;
         let mut seen = 0;
         // Identities without a bucket are skipped, but not for ever.
@@ -282,12 +300,25 @@ impl<S> Store<S> {
                 break;
             }
         }
-        let (_, id) = best?;
-        let evicted = self.map.remove(&id);
+        let Some((_, id)) = best else {
+            // All that are there may be in the samples of others, or about to come.
+            return if seen == 0 { Room::Soon } else { Room::None };
+        };
+        // A request may hold it by now.
+        let evicted = self.map.remove_if(&id, |id, slot| {
+            let leaves = rank(*id, slot).is_some();
+            if leaves {
+                last(*id, slot);
+            }
+            leaves
+        });
         if evicted.is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
+            Room::Made
+        } else {
+            self.hand.push(id);
+            Room::Soon
         }
-        evicted
     }
 
     /// Visits every bucket, one shard at a time. Buckets that come or go
