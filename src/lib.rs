@@ -13,13 +13,14 @@
 //! | 3 | `discovery` | who the peers are |
 //! | 2 | `replication` (pure), `telemetry` | what replicas owe each other; log and metrics |
 //! | 1 | `limiter` (pure), `runtime`, `tls` | may this request pass, and if not, when; process plumbing; certificates |
-//! | 0 | `time`, `wire`, `settings` | clock, generated code, notations of the configuration |
+//! | 0 | `time`, `wire`, `settings`, `sync` | clock, generated code, notations of the configuration, what threads share |
 //!
 //! Pure modules have no tokio, tonic, hyper, sockets, files, randomness or
 //! clock: time comes in as an argument, events go in, actions come out. That is
 //! what lets `tests/sim` drive a whole cluster with a virtual clock.
 
 pub mod settings;
+mod sync;
 pub mod time;
 pub mod wire;
 

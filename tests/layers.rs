@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 /// The layers, lowest first. `src/lib.rs` documents the same table.
 const LAYERS: &[(u8, &[&str])] = &[
-    (0, &["time", "wire", "settings"]),
+    (0, &["time", "wire", "settings", "sync"]),
     (1, &["limiter", "runtime", "tls"]),
     (2, &["replication", "telemetry"]),
     (3, &["discovery"]),
@@ -35,7 +35,7 @@ const LAYERS: &[(u8, &[&str])] = &[
 const PURE: &[&str] = &["limiter", "replication"];
 
 /// What a pure module may use beside other pure modules.
-const PURE_FOUNDATION: &[&str] = &["time", "settings"];
+const PURE_FOUNDATION: &[&str] = &["time", "settings", "sync"];
 
 /// Words that a pure module does not say.
 const IMPURE_WORDS: &[&str] = &[

@@ -7,13 +7,14 @@
 //! gains.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use super::bucket::TokenBucket;
 use super::limit::{Limit, LimitIndex, LimitSet};
 use super::quota::Quota;
 use super::tokens::Tokens;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::time::Timestamp;
 
 /// The floors of all limits. Costs one relaxed load while there are none.

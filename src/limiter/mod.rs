@@ -14,13 +14,14 @@
 //! - a bucket's level stands under the quota of its slot's revision, and whoever
 //!   looks at it brings both up to date first, under the same guard.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::time::Timestamp;
 
 mod bucket;

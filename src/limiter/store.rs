@@ -9,18 +9,13 @@
 //! queue of all identities that is walked round and round, like the hand of a
 //! clock.
 
-use std::hint::spin_loop;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-
-use crossbeam_queue::SegQueue;
-use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
-
 use super::bucket::TokenBucket;
 use super::key::BucketId;
 use super::limit::LimitIndex;
 use super::line::{Calls, Line, Ticket};
 use super::tokens::Tokens;
+use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use crate::sync::{DashMap, Entry, SegQueue, spin_loop};
 
 /// One bucket: its level, this replica's own ledger, and what a higher layer
 /// keeps beside it.

@@ -17,7 +17,7 @@
 //! its own tokens and for the next of its line whose time is up. Whoever leaves
 //! the front calls the next; whoever raises a level calls the one in front.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 

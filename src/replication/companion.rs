@@ -8,17 +8,17 @@
 //! costs what a lone bucket costs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use arc_swap::ArcSwap;
 use atomic_waker::AtomicWaker;
-use crossbeam_queue::SegQueue;
 
 use super::epochs::Epochs;
 use super::ledger::{Climate, Ledger, Mark};
 use super::members::Members;
 use crate::limiter::{self, BucketId, Due, Event, LimitIndex, Quota, Slot, Tokens};
+use crate::sync::SegQueue;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::time::Timestamp;
 
 /// Shortest time between two flushes of urgent buckets, in nanoseconds.

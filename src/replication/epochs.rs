@@ -6,10 +6,11 @@
 //! before the reset is recognised.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use crate::limiter::{BucketId, LimitIndex};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::time::Timestamp;
 
 /// The epochs that are not zero. Costs one relaxed load while there are none.
