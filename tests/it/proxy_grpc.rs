@@ -75,6 +75,7 @@ impl Calls {
                 trailers.insert("x-sum", HeaderValue::from_static("100"));
                 stream.send_trailers(trailers).unwrap();
             }
+            "/refuse" => respond.send_reset(Reason::REFUSED_STREAM),
             _ => {
                 let mut stream = respond.send_response(answer.body(()).unwrap(), false).unwrap();
                 std::future::poll_fn(|cx| stream.poll_reset(cx)).await.unwrap();
@@ -183,6 +184,51 @@ async fn gr_g1_a_call_without_an_upstream_is_unavailable() {
         );
     }
     assert_eq!(proxy.spent(), 0);
+}
+
+#[tokio::test]
+async fn a_call_that_the_upstream_refused_unseen_gets_its_token_back_once() {
+    let calls = Calls::default();
+    let proxy = before(calls.start().await).limit(limit("r", "9/h")).frozen().start();
+    let mut client = connect(&proxy).await;
+    for refunds in 1..=2 {
+        let (response, ..) = unary(&mut client, call("/refuse")).await;
+        assert_eq!(response.headers()["grpc-status"], "14");
+        assert_eq!(proxy.spent(), 0);
+        assert_eq!(proxy.metric("tidegate_refunds_total"), f64::from(refunds));
+    }
+    // The connection is still good, and what was answered stays spent.
+    let (_, _, trailers) = unary(&mut client, call("/echo")).await;
+    assert_eq!(trailers.unwrap()["grpc-status"], "0");
+    assert_eq!(proxy.spent(), 1);
+}
+
+#[tokio::test]
+async fn an_upstream_that_says_farewell_is_called_on_another_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let served = tokio::spawn(async move {
+        for connections in 1..=3 {
+            let (io, _) = listener.accept().await.unwrap();
+            let mut connection = server::handshake(io).await.unwrap();
+            let (_, mut respond) = connection.accept().await.unwrap().unwrap();
+            let answer = Response::builder().header("grpc-status", "0").body(()).unwrap();
+            respond.send_response(answer, true).unwrap();
+            connection.graceful_shutdown();
+            while connection.accept().await.is_some() {}
+            if connections == 3 {
+                return;
+            }
+        }
+    });
+    let proxy = before(address).limit(limit("r", "9/h")).frozen().start();
+    let mut client = connect(&proxy).await;
+    for spent in 1..=3 {
+        let (response, ..) = unary(&mut client, call("/")).await;
+        assert_eq!(response.headers()["grpc-status"], "0");
+        assert_eq!(proxy.spent(), spent);
+    }
+    served.await.unwrap();
 }
 
 #[tokio::test]

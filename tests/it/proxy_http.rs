@@ -1,10 +1,13 @@
 //! Being a proxy (HP): what is passed on, what is not, and how connections live.
 
 use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
 
 use crate::harness::{Reply, Setup, Upstream, eventually, limit, request};
 
@@ -540,4 +543,57 @@ fn gr_g3_an_answer_that_nobody_reads_to_its_end_is_given_up() {
         }
         eventually("the connection's end", || proxy.handle.connections() == 0);
     }
+}
+
+#[test]
+fn a_client_that_ends_its_side_has_left() {
+    let upstream = Upstream::scripted(|_| Reply::Silence);
+    let proxy = Setup::before(&upstream).limit(limit("r", "9/h")).frozen().start();
+    let mut connection = proxy.connect();
+    connection.send(request("GET", "/", &[], ""));
+    eventually("the request", || upstream.count() == 1);
+    connection.finish();
+    assert!(connection.is_ended());
+    eventually("the upstream's end", || upstream.ended() == 1);
+    eventually("its count", || {
+        proxy.metric("tidegate_http_requests_total{outcome=\"cancelled\"}") == 1.0
+    });
+    assert_eq!(proxy.spent(), 1, "it had reached the upstream");
+}
+
+#[test]
+fn a_connection_that_idled_for_longer_than_servers_keep_theirs_is_not_used_again() {
+    let upstream = Upstream::start();
+    let proxy = Setup::before(&upstream).frozen().start();
+    let mut connection = proxy.connect();
+    for (idle, connections) in [(0, 1), (2, 1), (4, 2)] {
+        proxy.advance(Duration::from_secs(idle));
+        assert_eq!(connection.get("/").status, 200);
+        assert_eq!(upstream.connections(), connections, "after {idle} s");
+    }
+    proxy.advance(Duration::from_secs(4));
+    eventually("the end of what idled", || upstream.ended() == 2);
+}
+
+#[test]
+fn an_upstream_that_does_not_accept_in_time_is_a_gateway_timeout_and_costs_nothing() {
+    let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    full.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    full.listen(0).unwrap();
+    let address = full.local_addr().unwrap().as_socket().unwrap();
+    // Nobody accepts: the kernel takes in a few and then answers no more.
+    let mut waiting = Vec::new();
+    while let Ok(io) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+        waiting.push(io);
+        assert!(waiting.len() < 100);
+    }
+    let proxy = Setup::before_url(&format!("http://{address}"))
+        .limit(limit("r", "9/h"))
+        .with(|config| config.timeouts.connect = Duration::from_millis(200))
+        .frozen()
+        .start();
+    let got = proxy.connect().get("/");
+    assert_eq!(got.status, 504);
+    assert_eq!(got.field("proxy-status"), Some("tidegate; error=connection_timeout"));
+    assert_eq!((proxy.spent(), proxy.metric("tidegate_refunds_total")), (0, 1.0));
 }

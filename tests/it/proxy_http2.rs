@@ -355,3 +355,31 @@ fn data_behind_the_end_of_a_stream_is_an_error() {
     assert!(right, "{end:?}");
     assert!(!upstream.all_bytes().contains("late"));
 }
+
+#[test]
+fn an_answer_framed_twice_is_delivered_by_its_chunks_over_http2_too() {
+    let upstream = Upstream::scripted(|_| {
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n\
+            5\r\nhello\r\n0\r\n\r\n";
+        Reply::Bytes(answer.to_vec())
+    });
+    let proxy = Setup::before(&upstream).start();
+    let mut client = FrameClient::open(proxy.address);
+    client.send(&get(1));
+    let data = client.next_of(DATA).unwrap();
+    assert_eq!((data.stream, data.payload.as_slice()), (1, &b"hello"[..]));
+}
+
+#[test]
+fn a_tunnel_is_refused_over_http2_too() {
+    let upstream = Upstream::start();
+    let proxy = Setup::before(&upstream).start();
+    let mut client = FrameClient::open(proxy.address);
+    let tunnel = block(&[(":method", "CONNECT"), (":authority", "a:443")]);
+    client.send(&frame(HEADERS, OPEN, 1, &tunnel));
+    let end = client.end_of(1);
+    assert!(matches!(end, End::Answer(first) if first != STATUS_200), "{end:?}");
+    client.send(&get(3));
+    assert_eq!(client.end_of(3), End::Answer(STATUS_200));
+    assert_eq!(upstream.only().line(), "GET / HTTP/1.1");
+}
