@@ -58,6 +58,7 @@ pub(super) struct Activity {
     /// Nanoseconds since when a block of fields is unfinished, 0 if none is.
     block_since: AtomicU64,
     http2: AtomicBool,
+    upgraded: AtomicBool,
     unread_body: AtomicBool,
     /// All that was written has left, and no exchange has begun since. Whatever
     /// HTTP/1 writes then is its own answer to bytes that are no request.
@@ -113,6 +114,7 @@ impl Activity {
             blocked_since: AtomicU64::new(0),
             block_since: AtomicU64::new(0),
             http2: AtomicBool::new(false),
+            upgraded: AtomicBool::new(false),
             unread_body: AtomicBool::new(false),
             quiet: AtomicBool::new(true),
             refusal: AtomicU16::new(0),
@@ -215,7 +217,7 @@ impl Activity {
     /// Whether `bytes`, about to be written, are an answer of the HTTP
     /// implementation's own; if so, it is noted.
     fn is_refusal(&self, bytes: &[u8]) -> bool {
-        if !self.quiet.load(Ordering::Relaxed) {
+        if !self.quiet.load(Ordering::Relaxed) || self.http2.load(Ordering::Relaxed) {
             return false;
         }
         let status = bytes.strip_prefix(b"HTTP/1.1 ").and_then(|rest| rest.get(..3));
@@ -230,8 +232,13 @@ impl Activity {
         self.refusal.load(Ordering::Relaxed) != 0
     }
 
+    /// Notes that the connection is no longer one of HTTP.
+    pub(super) fn upgrade(&self) {
+        self.upgraded.store(true, Ordering::Relaxed);
+    }
+
     fn flushed(&self) {
-        if self.exchanges.load(Ordering::Relaxed) == 0 {
+        if self.exchanges.load(Ordering::Relaxed) == 0 && !self.upgraded.load(Ordering::Relaxed) {
             self.quiet.store(true, Ordering::Relaxed);
         }
     }

@@ -171,6 +171,9 @@ where
         if let Some(exchange) = this.exchange.take() {
             let leaving = this.settings.leaving.stage() >= Stage::Announcing;
             let upgraded = response.status() == http::StatusCode::SWITCHING_PROTOCOLS;
+            if upgraded {
+                exchange.activity().upgrade();
+            }
             if *this.http1 && !upgraded && (leaving || exchange.activity().has_unread_body()) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }

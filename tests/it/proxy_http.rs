@@ -242,6 +242,25 @@ fn hp_g7_a_websocket_is_bridged_and_counts_once() {
 }
 
 #[test]
+fn what_a_websocket_says_is_never_taken_for_an_answer() {
+    let upstream = Upstream::scripted(|_| {
+        Reply::Take(Box::new(|mut io, _| {
+            let head = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n\
+                Upgrade: websocket\r\n\r\n";
+            io.write_all(head).unwrap();
+            let mut bytes = [0; 5];
+            io.read_exact(&mut bytes).unwrap();
+            io.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+        }))
+    });
+    let proxy = Setup::before(&upstream).start();
+    let mut connection = proxy.connect();
+    assert_eq!(connection.get_with("/", ASK).status, 101);
+    connection.send("hello");
+    assert_eq!(connection.rest(), b"HTTP/1.1 400 Bad Request\r\n\r\n");
+}
+
+#[test]
 fn a_switch_of_protocols_that_nobody_asked_for_is_an_error() {
     let upstream = Upstream::scripted(|_| {
         answer("HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
