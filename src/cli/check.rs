@@ -55,6 +55,9 @@ fn summary(config: &Config) -> String {
             quota.rate(),
             cost(limit.cost()),
         );
+        if !limit.max_wait().is_zero() {
+            let _ = write!(out, ", waits up to {}", humantime::format_duration(limit.max_wait()));
+        }
         if limit.overrides() > 0 {
             let _ = write!(out, ", {} override(s)", limit.overrides());
         }
