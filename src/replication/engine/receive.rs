@@ -18,8 +18,8 @@ const STALE_MS: u64 = 300;
 /// due although there is nothing else to say.
 const ACK_FRAMES: u64 = 16;
 const ACK_ENTRIES: usize = 512;
-/// Epochs are below two to this.
-const MAX_EPOCH_BITS: u32 = 48;
+/// The last epoch.
+const MAX_EPOCH: u64 = (1 << 48) - 1;
 /// Weight of a new sample of the round trip.
 const ROUND_TRIP_WEIGHT: f64 = 0.125;
 
@@ -290,7 +290,13 @@ impl Engine {
 
 /// A peer that counts wrongly must not use up the numbers.
 const fn check_epoch(epoch: u64) -> Result<(), Violation> {
-    if epoch >> MAX_EPOCH_BITS > 0 { Err(Violation::Epoch) } else { Ok(()) }
+    if epoch > MAX_EPOCH { Err(Violation::Epoch) } else { Ok(()) }
+}
+
+/// The epoch after this one. After the last comes no other: a peer that claims it
+/// ends what resets can tell, and not the sessions with peers that are told.
+pub(super) const fn epoch_after(epoch: u64) -> u64 {
+    if epoch < MAX_EPOCH { epoch + 1 } else { MAX_EPOCH }
 }
 
 /// Brings the ledger to `epoch` if that is newer; whether it is not older.

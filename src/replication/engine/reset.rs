@@ -2,6 +2,7 @@
 
 use super::super::ledger::Ledger;
 use super::Engine;
+use super::receive::epoch_after;
 use crate::limiter::{BucketId, KeyBuf, LimitIndex, Quota, Slot, TokenBucket, Tokens};
 use crate::replication::Companion;
 use crate::replication::pause::Pause;
@@ -39,7 +40,7 @@ impl Engine {
                         highest = highest.max(ledger.epoch());
                     }
                 });
-                Some(self.reset_limit(*index, highest + 1, now))
+                Some(self.reset_limit(*index, epoch_after(highest), now))
             }
         }
     }
@@ -92,7 +93,7 @@ impl Engine {
             }
             companion.ensure_ledger(bucket, slot, now);
             let before = slot.companion.as_deref().map_or(0, Ledger::epoch);
-            let epoch = before.max(companion.epochs().of_limit(index)) + 1;
+            let epoch = epoch_after(before.max(companion.epochs().of_limit(index)));
             companion.epochs().raise_bucket(bucket, epoch, now);
             empty(slot, bucket, life, companion, quota, now);
             true

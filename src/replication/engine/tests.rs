@@ -133,3 +133,11 @@ fn whoever_has_the_key_knows_the_limit() {
     assert_eq!(view.limit, LimitIndex(0));
     assert!(view.level <= Tokens::from_whole(10).unwrap(), "{:?}", view.level);
 }
+
+#[test]
+fn after_the_last_epoch_comes_no_other() {
+    let last = (1 << 48) - 1;
+    assert_eq!(receive::epoch_after(7), 8);
+    assert_eq!(receive::epoch_after(last - 1), last);
+    assert_eq!(receive::epoch_after(last), last);
+}
