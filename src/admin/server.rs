@@ -20,7 +20,7 @@ use super::connection;
 use super::routes::{Routes, route};
 use super::service::AdminService;
 use super::token::{Token, TokenError};
-use crate::runtime::{Drain, ListenAddr, Stage};
+use crate::runtime::{Drain, ListenAddr, Stage, follow_files};
 use crate::wire;
 use crate::wire::tidegate::admin::v1::admin_server::{AdminServer as Grpc, SERVICE_NAME};
 
@@ -171,7 +171,7 @@ impl AdminServer {
         };
         let following = async {
             match &token {
-                Some(token) => token.follow().await,
+                Some(token) => follow_files("admin token", || token.refresh(), |_| {}).await,
                 None => std::future::pending().await,
             }
         };

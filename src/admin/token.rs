@@ -3,18 +3,14 @@
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use tonic::Status;
-use tracing::{error, info};
 
 /// Fewest and most characters of a token.
 const LENGTH: std::ops::RangeInclusive<usize> = 16..=4096;
-/// How often the file is read.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What calls must carry as `authorization: Bearer TOKEN`. Only its hash is kept;
 /// hashes are compared in constant time.
@@ -42,26 +38,17 @@ impl Token {
         Ok(Self { path: path.to_owned(), hash })
     }
 
-    /// Reads the file again and again, without end.
-    pub(super) async fn follow(&self) {
-        let mut refused = None;
-        loop {
-            tokio::time::sleep(LOOK_INTERVAL).await;
-            match read(&self.path) {
-                Ok(hash) if hash == **self.hash.load() => refused = None,
-                Ok(hash) => {
-                    refused = None;
-                    self.hash.store(hash.into());
-                    info!("the admin token is replaced");
-                }
-                // The same fault is not told each second.
-                Err(fault) if refused.as_ref() == Some(&fault) => {}
-                Err(fault) => {
-                    error!(reason = %fault, "the new admin token is refused; the old one stays");
-                    refused = Some(fault);
-                }
-            }
+    /// Reads the file again; whether it has another token, which counts from now on.
+    ///
+    /// # Errors
+    /// If it has none; the old one stays.
+    pub(super) fn refresh(&self) -> Result<bool, TokenError> {
+        let hash = read(&self.path)?;
+        let is_new = hash != **self.hash.load();
+        if is_new {
+            self.hash.store(hash.into());
         }
+        Ok(is_new)
     }
 
     /// Whether a call may be answered.
@@ -129,6 +116,25 @@ mod tests {
         }
         let fault = token(&dir.path().join("none")).unwrap_err().to_string();
         assert!(fault.starts_with("token file /") && fault.contains("none: "), "{fault}");
+    }
+
+    #[test]
+    fn a_file_without_a_token_leaves_the_old_one_in_force() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        fs::write(&path, "0123456789abcdef\n").unwrap();
+        let token = Token::load(&path).unwrap();
+        let opens = |word: &str| {
+            let value = format!("Bearer {word}").parse().unwrap();
+            token.check(&[(AUTHORIZATION, value)].into_iter().collect()).is_ok()
+        };
+        assert_eq!(token.refresh(), Ok(false));
+        fs::write(&path, "short").unwrap();
+        assert!(token.refresh().is_err() && token.refresh().is_err());
+        assert!(opens("0123456789abcdef"));
+        fs::write(&path, "fedcba9876543210").unwrap();
+        assert_eq!((token.refresh(), token.refresh()), (Ok(true), Ok(false)));
+        assert!(opens("fedcba9876543210") && !opens("0123456789abcdef"));
     }
 
     #[test]

@@ -284,6 +284,9 @@ impl App {
             };
             supervisor.spawn("reload", OnExit::Fail, reload.run(file, hangups, drain.clone()));
         }
+        if let Some(following) = self.proxy.follow_files(drain.clone()) {
+            supervisor.spawn("proxy certificates", OnExit::Ignore, following);
+        }
         let proxy = self.proxy.start(&supervisor, drain.clone()).context("proxy")?;
         start.open();
         let mesh = handle.mesh.clone();

@@ -13,6 +13,7 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::limiter::{self, LimitSet};
+use crate::runtime::FileChange;
 
 /// The proxy's metrics; clones count into the same numbers.
 #[derive(Clone, Debug)]
@@ -23,6 +24,7 @@ pub struct Metrics {
     waiting: Family<LimitLabels, Gauge>,
     waits: Family<WaitLabels, Counter>,
     held_duration: DurationHistogram,
+    upstream_ca_reads: Family<ReadLabels, Counter>,
     pub(super) ignored_forwarding: Counter,
     pub(super) refunds: Counter,
     pub(super) accept_errors: Counter,
@@ -137,6 +139,21 @@ struct OutcomeLabels {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReadLabels {
+    result: &'static str,
+}
+
+impl ReadLabels {
+    const fn of(change: FileChange) -> Self {
+        let result = match change {
+            FileChange::Replaced => "success",
+            FileChange::Refused => "failure",
+        };
+        Self { result }
+    }
+}
+
 impl Outcome {
     const ALL: [Self; 6] = [
         Self::Forwarded,
@@ -178,6 +195,7 @@ impl Metrics {
             waiting: Family::default(),
             waits: Family::default(),
             held_duration: DurationHistogram::default(),
+            upstream_ca_reads: Family::default(),
             ignored_forwarding: Counter::default(),
             refunds: Counter::default(),
             accept_errors: Counter::default(),
@@ -226,7 +244,15 @@ impl Metrics {
             "Failures to accept a connection",
             metrics.accept_errors.clone(),
         );
+        registry.register(
+            "upstream_ca_reads",
+            "Changes of the file with the CAs of the upstream, by result: success, failure",
+            metrics.upstream_ca_reads.clone(),
+        );
         registry.register("connections", "Open client connections", metrics.connections.clone());
+        for change in [FileChange::Replaced, FileChange::Refused] {
+            drop(metrics.upstream_ca_reads.get_or_create(&ReadLabels::of(change)));
+        }
         for (_, limit) in limits.iter() {
             metrics.limit(limit.name());
         }
@@ -267,6 +293,11 @@ impl Metrics {
     /// Counts a request.
     pub(super) fn count(&self, outcome: Outcome) {
         self.outcomes[outcome as usize].inc();
+    }
+
+    /// The file with the CAs of the upstream changed.
+    pub(super) fn upstream_ca_read(&self, change: FileChange) {
+        self.upstream_ca_reads.get_or_create(&ReadLabels::of(change)).inc();
     }
 
     /// Records how long the upstream took.

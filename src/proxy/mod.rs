@@ -41,7 +41,7 @@ use socket2::SockRef;
 use tokio::sync::watch;
 
 use crate::limiter::{Companion, Limiter};
-use crate::runtime::{Drain, ListenAddr, Supervisor};
+use crate::runtime::{Drain, ListenAddr, Stage, Supervisor, follow_files};
 use crate::time::Clock;
 use crate::tls;
 
@@ -86,7 +86,7 @@ use worker::Worker;
 pub struct Proxy<C: Companion> {
     listeners: Vec<std::net::TcpListener>,
     /// To the upstream.
-    tls: Option<tls::Upstream>,
+    tls: Option<Arc<tls::Upstream>>,
     config: Arc<Config>,
     enforcer: Arc<Enforcer<C>>,
     live: SharedLive,
@@ -118,6 +118,7 @@ impl<C: Companion> Proxy<C> {
         workers: usize,
     ) -> io::Result<(Self, SocketAddr)> {
         let tls = config.upstream.tls(config.upstream_ca.as_deref()).map_err(io::Error::other)?;
+        let tls = tls.map(Arc::new);
         // The first one takes the address for itself, which fails while anybody
         // listens there, another proxy included. Only then is it shared.
         let first = config.listen.bind(false)?;
@@ -157,6 +158,20 @@ impl<C: Companion> Proxy<C> {
     /// Tells what it would do with requests.
     pub fn preview(&self) -> Preview<C> {
         Preview::following(Arc::clone(&self.enforcer), &self.config, Arc::clone(&self.live))
+    }
+
+    /// Follows the files that certificates come from, until `drain` aborts. `None` if
+    /// there are none.
+    pub fn follow_files(&self, drain: Drain) -> Option<impl Future<Output = ()> + Send + use<C>> {
+        let tls = self.tls.as_ref().filter(|tls| tls.has_file()).map(Arc::clone)?;
+        let metrics = self.metrics.clone();
+        Some(async move {
+            let told = |change| metrics.upstream_ca_read(change);
+            tokio::select! {
+                () = follow_files("upstream_ca", || tls.refresh(), told) => {}
+                () = drain.reached(Stage::Aborting) => {}
+            }
+        })
     }
 
     /// Starts a thread for each listener. They end when `drain` is complete.

@@ -53,7 +53,7 @@ const WARN_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Upstream {
     target: Target,
-    tls: Option<tls::Upstream>,
+    tls: Option<Arc<tls::Upstream>>,
     /// When a fault of TLS was last told.
     warned: Cell<Option<Timestamp>>,
     timeouts: Timeouts,
@@ -113,7 +113,7 @@ type SendResult = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>
 impl Upstream {
     pub(super) fn new(
         target: &config::Upstream,
-        tls: Option<tls::Upstream>,
+        tls: Option<Arc<tls::Upstream>>,
         timeouts: Timeouts,
         clock: Clock,
         metrics: Metrics,
@@ -322,7 +322,7 @@ impl Upstream {
     }
 
     async fn connect_http1(&self) -> Result<Wire, Problem> {
-        match self.connect(|tls| &tls.http1).await? {
+        match self.connect(tls::Upstream::http1).await? {
             Stream::Tls(io) => handshake_http1(io).await,
             Stream::Tcp(io) => handshake_http1(io).await,
             Stream::Unix(io) => handshake_http1(io).await,
@@ -330,7 +330,7 @@ impl Upstream {
     }
 
     async fn connect_http2(&self) -> Result<http2::SendRequest<RequestBody>, Problem> {
-        let sender = match self.connect(|tls| &tls.http2).await? {
+        let sender = match self.connect(tls::Upstream::http2).await? {
             Stream::Tls(io) => handshake_http2(io).await?,
             Stream::Tcp(io) => handshake_http2(io).await?,
             Stream::Unix(io) => handshake_http2(io).await?,
@@ -341,7 +341,7 @@ impl Upstream {
 
     async fn connect(
         &self,
-        config: impl Fn(&tls::Upstream) -> &Arc<rustls::ClientConfig>,
+        config: impl Fn(&tls::Upstream) -> Arc<rustls::ClientConfig>,
     ) -> Result<Stream, Problem> {
         let connecting = async {
             match &self.target {
@@ -359,8 +359,8 @@ impl Upstream {
                 (Some(tls), Stream::Tcp(io)) => (tls, io),
                 (_, stream) => return Ok(stream),
             };
-            let connector = TlsConnector::from(Arc::clone(config(tls)));
-            let io = connector.connect(tls.name.clone(), io).await.map_err(|error| {
+            let connector = TlsConnector::from(config(tls));
+            let io = connector.connect(tls.name(), io).await.map_err(|error| {
                 self.warn_of_tls(&error);
                 Problem::BadGateway(GatewayFault::Tls)
             })?;

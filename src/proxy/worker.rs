@@ -63,7 +63,7 @@ const HTTP2_PENDING_RESETS: usize = 20;
 /// What a thread is made of, before it runs.
 pub(super) struct Worker<C: Companion> {
     pub(super) listener: std::net::TcpListener,
-    pub(super) tls: Option<tls::Upstream>,
+    pub(super) tls: Option<Arc<tls::Upstream>>,
     pub(super) config: Arc<Config>,
     pub(super) enforcer: Arc<Enforcer<C>>,
     pub(super) live: SharedLive,

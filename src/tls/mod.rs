@@ -11,6 +11,7 @@ mod material;
 mod names;
 mod peers;
 mod upstream;
+mod versions;
 
 pub use config::Mutual;
 pub use material::{Error, What};

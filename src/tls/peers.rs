@@ -1,9 +1,8 @@
 //! Mutual TLS between replicas.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{self, CryptoProvider, WebPkiSupportedAlgorithms};
@@ -16,6 +15,7 @@ use rustls::{
 };
 
 use super::material::{self, Error, What};
+use super::versions::{Content, Versions};
 use super::{Mutual, NamePattern};
 
 /// What is spoken over TLS: HTTP/2.
@@ -26,9 +26,7 @@ const PROTOCOL: &[u8] = b"h2";
 pub struct Peers {
     files: Mutual,
     provider: Arc<CryptoProvider>,
-    current: ArcSwap<Sides>,
-    /// The content that was tried last.
-    tried: Mutex<Content>,
+    sides: Versions<Sides>,
 }
 
 #[derive(Debug)]
@@ -38,13 +36,6 @@ struct Sides {
     not_after: i64,
 }
 
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Content {
-    cert: Vec<u8>,
-    key: Vec<u8>,
-    ca: Vec<u8>,
-}
-
 impl Peers {
     /// Reads the files.
     ///
@@ -52,64 +43,55 @@ impl Peers {
     /// If one cannot be used.
     pub fn load(files: Mutual) -> Result<Self, Error> {
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
-        let content = Content::read(&files)?;
-        let sides = Sides::new(&files, &content, &provider)?;
-        let (current, tried) = (ArcSwap::from_pointee(sides), Mutex::new(content));
-        Ok(Self { files, provider, current, tried })
+        let sides =
+            Versions::load(read(&files)?, |content| Sides::new(&files, content, &provider))?;
+        Ok(Self { files, provider, sides })
     }
 
     /// Reads the files again; whether they changed. What they say is used by the
     /// next handshake.
     ///
     /// # Errors
-    /// If one cannot be used; nothing changed then. For the same content once.
+    /// If one cannot be used, for as long as that is so; nothing changed then.
     pub fn refresh(&self) -> Result<bool, Error> {
-        let content = Content::read(&self.files)?;
-        let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
-        if *tried == content {
-            return Ok(false);
-        }
-        let sides = Sides::new(&self.files, &content, &self.provider);
-        *tried = content;
-        self.current.store(Arc::new(sides?));
-        Ok(true)
+        let make = |content: &Content<3>| Sides::new(&self.files, content, &self.provider);
+        self.sides.refresh(read(&self.files)?, make)
     }
 
     /// For who is dialled.
     pub fn server(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.current.load().server)
+        Arc::clone(&self.sides.current().server)
     }
 
     /// For who dials.
     pub fn client(&self) -> Arc<ClientConfig> {
-        Arc::clone(&self.current.load().client)
+        Arc::clone(&self.sides.current().client)
     }
 
     /// When the own certificate ends, in seconds since 1970.
     pub fn not_after(&self) -> i64 {
-        self.current.load().not_after
+        self.sides.current().not_after
     }
 }
 
-impl Content {
-    fn read(files: &Mutual) -> Result<Self, Error> {
-        Ok(Self {
-            cert: material::read(What::Certificate, &files.cert)?,
-            key: material::read(What::Key, &files.key)?,
-            ca: material::read(What::Ca, &files.ca)?,
-        })
-    }
+/// The own certificate, its key, the CAs.
+fn read(files: &Mutual) -> Result<Content<3>, Error> {
+    Ok([
+        material::read(What::Certificate, &files.cert)?,
+        material::read(What::Key, &files.key)?,
+        material::read(What::Ca, &files.ca)?,
+    ])
 }
 
 impl Sides {
     fn new(
         files: &Mutual,
-        content: &Content,
+        [cert, key, ca]: &Content<3>,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, Error> {
-        let chain = material::certificates(What::Certificate, &files.cert, &content.cert)?;
-        let key = material::key(&files.key, &content.key)?;
-        let roots = Arc::new(material::roots(&files.ca, &content.ca)?);
+        let chain = material::certificates(What::Certificate, &files.cert, cert)?;
+        let key = material::key(&files.key, key)?;
+        let roots = Arc::new(material::roots(&files.ca, ca)?);
         let not_after = match chain.first() {
             Some(own) => material::not_after(&files.cert, own)?,
             None => 0,

@@ -1,7 +1,7 @@
 //! TLS to the upstream.
 
 use crate::harness::certs::{Ca, Files, terminator};
-use crate::harness::{Setup, TestProxy, Upstream};
+use crate::harness::{Setup, TestProxy, Upstream, eventually};
 use tidegate::proxy::UpstreamHost;
 
 const HTTP1: &[&[u8]] = &[b"http/1.1"];
@@ -66,4 +66,36 @@ fn an_upstream_that_cannot_be_trusted_gets_no_request() {
     let proxy = before(url, &files, UpstreamHost::Client);
     assert!(matches!(proxy.connect().get("/").status, 502 | 504));
     assert_eq!(upstream.count(), 0);
+}
+
+#[test]
+fn the_cas_of_the_upstream_follow_their_file() {
+    let (old, new) = (Ca::new(), Ca::new());
+    let certificate = new.sign("localhost");
+    let files = Files::new(&certificate, &old.pem);
+    let upstream = Upstream::start();
+    let port = terminator(upstream.address(), &certificate, HTTP1).port();
+    let proxy = before(format!("https://localhost:{port}"), &files, UpstreamHost::Client);
+    let status = || proxy.connect().get("/").status;
+    let reads = |result: &str| {
+        proxy.metric(&format!("tidegate_upstream_ca_reads_total{{result=\"{result}\"}}"))
+    };
+    assert_eq!(status(), 502);
+    // A truncated file changes nothing, and is told of once.
+    files.write("ca.crt", &new.pem[..new.pem.len() / 2]);
+    eventually("it is refused", || reads("failure") >= 1.0);
+    assert_eq!(status(), 502);
+    files.write("ca.crt", &new.pem);
+    eventually("it is trusted", || status() == 200);
+    assert_eq!((reads("success"), reads("failure")), (1.0, 1.0));
+    // Nor does a file that is gone take away what was trusted.
+    std::fs::remove_file(files.path().join("ca.crt")).unwrap();
+    eventually("it is missed", || reads("failure") >= 2.0);
+    let mut client = proxy.connect();
+    assert_eq!(client.get("/").status, 200);
+    // What is open stays open when the CA is no longer trusted.
+    let connections = upstream.connections();
+    files.write("ca.crt", &old.pem);
+    eventually("it is replaced", || reads("success") >= 2.0);
+    assert_eq!((client.get("/").status, upstream.connections()), (200, connections));
 }

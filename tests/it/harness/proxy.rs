@@ -101,6 +101,11 @@ impl Setup {
         let (control, drain) = DrainControl::new();
         let (supervisor, failures) = Supervisor::new();
         let tuner = proxy.tuner();
+        if let Some(following) = proxy.follow_files(drain.clone()) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.unwrap();
+            std::thread::spawn(move || runtime.block_on(following));
+        }
         let handle = proxy.start(&supervisor, drain).unwrap();
         let failures = Mutex::new(failures);
         TestProxy {
