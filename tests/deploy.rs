@@ -138,7 +138,7 @@ impl Files {
         // The application is where the proxy expects it.
         let app = list(&pod["spec"]["containers"]).next().unwrap();
         let port = number(&list(&app["ports"]).next().unwrap()["containerPort"]);
-        let upstream = config.proxy.upstream.to_string();
+        let upstream = config.proxy.upstream.as_ref().unwrap().to_string();
         expect(
             upstream == format!("http://127.0.0.1:{port}"),
             format!("the upstream is {upstream}, the application at port {port}"),

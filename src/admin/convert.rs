@@ -77,7 +77,7 @@ pub(super) const fn mode(mode: Mode) -> pb::Mode {
 /// A condition as text: what it names, in a fixed order; empty if it names
 /// nothing, and so holds for every request.
 pub(super) fn condition(condition: &Condition) -> String {
-    let fields = [Field::Path, Field::Method, Field::Host].into_iter();
+    let fields = [Field::Upstream, Field::Path, Field::Method, Field::Host].into_iter();
     let headers = (0..condition.headers.len()).map(Field::Header);
     let terms = fields.chain(headers).chain([Field::Client]).map(|field| term(condition, field));
     terms.filter(|term| !term.is_empty()).collect::<Vec<_>>().join(", ")
@@ -85,8 +85,9 @@ pub(super) fn condition(condition: &Condition) -> String {
 
 /// What a condition says of one field; empty if it says nothing.
 pub(super) fn term(condition: &Condition, field: Field) -> String {
-    let Condition { path, methods, host, headers, cidrs } = condition;
+    let Condition { upstream, path, methods, host, headers, cidrs } = condition;
     match field {
+        Field::Upstream => upstream.as_ref().map(|name| format!("upstream {name}")),
         Field::Path => path.as_ref().map(|path| format!("path {path}")),
         Field::Method => (!methods.is_empty()).then(|| format!("method {}", methods.join("|"))),
         Field::Host => host.as_ref().map(|host| format!("host {host}")),
@@ -289,6 +290,7 @@ mod tests {
     #[test]
     fn a_condition_reads_in_a_fixed_order() {
         let full = Condition {
+            upstream: Some("acme".into()),
             path: Some(PathPattern::try_new("/api/").unwrap()),
             methods: vec!["GET".into(), "POST".into()],
             host: Some("api.example.com".into()),
@@ -297,7 +299,7 @@ mod tests {
         };
         assert_eq!(
             condition(&full),
-            "path /api/, method GET|POST, host api.example.com, header x-env=prod, \
+            "upstream acme, path /api/, method GET|POST, host api.example.com, header x-env=prod, \
              client 10.1.0.0/16|::1/128"
         );
         assert_eq!(condition(&Condition::default()), "");

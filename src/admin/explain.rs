@@ -107,6 +107,8 @@ pub(super) fn response(
         }),
         knowledge: Some(knowledge),
         note: foreseen.note.to_owned(),
+        upstream: foreseen.upstream.clone(),
+        route: foreseen.route.and_then(|route| u32::try_from(route).ok()),
     }
 }
 
@@ -230,6 +232,7 @@ fn lacks(limit: &Limit, part: usize) -> String {
 fn unmatched(condition: &Condition, field: Field, method: &Method, foreseen: &Foreseen) -> String {
     let wanted = convert::term(condition, field);
     match field {
+        Field::Upstream => format!("not {wanted}: it is {}", foreseen.upstream),
         Field::Path => format!("not {wanted}: it is {}", foreseen.path.escape_ascii()),
         Field::Method => format!("not {wanted}: it is {method}"),
         Field::Host => format!("not {wanted}: it is {}", foreseen.host.escape_default()),

@@ -141,7 +141,10 @@ impl App {
             options.workers,
         )
         .context("proxy")?;
-        let proxy = proxy.with_access_log(config.telemetry.access_log);
+        let proxy = proxy
+            .with_egress(&config.upstreams, &config.egress)
+            .context("upstreams")?
+            .with_access_log(config.telemetry.access_log);
 
         let replica = Replica::try_new(options.name.clone(), options.ip)
             .map_err(|error| anyhow!("the system gives no random bits: {error}"))?;
@@ -284,7 +287,7 @@ impl App {
             };
             supervisor.spawn("reload", OnExit::Fail, reload.run(file, hangups, drain.clone()));
         }
-        if let Some(following) = self.proxy.follow_files(drain.clone()) {
+        for following in self.proxy.follow_files(&drain) {
             supervisor.spawn("proxy certificates", OnExit::Ignore, following);
         }
         let proxy = self.proxy.start(&supervisor, drain.clone()).context("proxy")?;

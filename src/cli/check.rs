@@ -32,16 +32,19 @@ fn summary(config: &Config) -> String {
     let limits = config.limits();
     let plural = if limits.len() == 1 { "" } else { "s" };
     let mut out = format!("ok, {} limit{plural}", limits.len());
-    for ((_, limit), text) in limits.iter().zip(&config.limits) {
+    // Those of upstreams are behind those that are written out.
+    let written = config.limits.iter().map(Some).chain(std::iter::repeat(None));
+    for ((_, limit), text) in limits.iter().zip(written) {
         let quota = limit.default_quota();
         let key = match limit.rule().parts_text() {
             parts if parts.is_empty() => "none, one bucket for all".to_owned(),
             parts => parts,
         };
-        let burst = match (quota.rate().is_blocked(), text.burst) {
+        let defaulted = text.is_some_and(|text| text.burst.is_none());
+        let burst = match (quota.rate().is_blocked(), defaulted) {
             (true, _) => "none, blocks everything".to_owned(),
-            (false, Some(_)) => quota.burst().to_string(),
-            (false, None) => format!("{} (default: the N of the rate)", quota.burst()),
+            (false, false) => quota.burst().to_string(),
+            (false, true) => format!("{} (default: the N of the rate)", quota.burst()),
         };
         let mode = match limit.mode() {
             Mode::Enforce => "enforce",
@@ -61,6 +64,10 @@ fn summary(config: &Config) -> String {
         if limit.overrides() > 0 {
             let _ = write!(out, ", {} override(s)", limit.overrides());
         }
+    }
+    for (name, upstream) in &config.upstreams {
+        let routes = config.egress.routes.iter().filter(|route| route.upstream == *name).count();
+        let _ = write!(out, "\n  upstream {name}: {}, {routes} route(s)", upstream.url);
     }
     out
 }
@@ -87,6 +94,19 @@ mod tests {
              client_ip: rate 6/min, burst 6 (default: the N of the rate), cost 1, key client_ip, mode enforce\n  \
              all: rate 9/s, burst 20, cost 1, key none, one bucket for all, mode enforce\n  \
              blocked: rate 0/s, burst none, blocks everything, cost 1, key path, mode enforce"
+        );
+    }
+
+    #[test]
+    fn the_limits_of_upstreams_are_shown_as_what_they_are_made_of() {
+        let text = "upstreams: { acme: { url: https://acme.example, limit: { requests: 100, per: 10s } } }\n\
+                    egress: { routes: [{ upstream: acme, strip: /acme }] }";
+        let config = config::parse("t.yaml", text, &|_| None).unwrap();
+        assert_eq!(
+            summary(&config),
+            "ok, 1 limit\n  \
+             acme: rate 95/10100ms, burst 5, cost 1, key none, one bucket for all, mode enforce\n  \
+             upstream acme: https://acme.example:443, 1 route(s)"
         );
     }
 }

@@ -60,6 +60,10 @@ impl FromStr for Header {
 struct Explanation {
     client: Client,
     path: String,
+    /// None if it would go nowhere.
+    upstream: Option<String>,
+    /// The index of the route that leads there.
+    route: Option<u32>,
     limits: Vec<Limit>,
     answer: Answer,
     note: String,
@@ -146,6 +150,12 @@ fn table(explanation: &Explanation) -> String {
         line("client", format!("{address}{grouped}: {}", client.found)),
         line("path", explanation.path.clone()),
     ];
+    if let Some(upstream) = &explanation.upstream {
+        let way = explanation
+            .route
+            .map_or_else(String::new, |route| format!(", by egress.routes[{route}]"));
+        facts.push(line("upstream", format!("{upstream}{way}")));
+    }
     if !explanation.note.is_empty() {
         facts.push(line("note", explanation.note.clone()));
     }
@@ -207,6 +217,8 @@ impl From<pb::ExplainResponse> for Explanation {
         Self {
             client: Client { address: client.address, group: client.group, found: client.found },
             path: answer.path,
+            upstream: (!answer.upstream.is_empty()).then_some(answer.upstream),
+            route: answer.route,
             limits: answer.limits.into_iter().map(Limit::from).collect(),
             answer: Answer {
                 forwarded: given.forwarded,

@@ -87,7 +87,8 @@ async fn serve(config: Config, args: &Args, log: log::Control) -> anyhow::Result
         version = env!("CARGO_PKG_VERSION"),
         workers = options.workers,
         limits = config.limits().len(),
-        upstream = %config.proxy.upstream,
+        upstream = config.proxy.upstream.as_ref().map_or("none".to_owned(), ToString::to_string),
+        routes = config.egress.routes.len(),
         "starting"
     );
     let (mut app, addresses) = App::bind(config, options)?;

@@ -55,11 +55,14 @@ pub fn from_flags(upstream: &str, limits: &[String]) -> Result<Config, LoadError
     match proxy {
         Some(proxy) if problems.is_empty() => Ok(Config {
             proxy,
+            upstreams: proxy::UpstreamsConfig::default(),
+            egress: proxy::EgressConfig::default(),
             limiter: LimiterConfig::default(),
             limits: configs,
             replication: peer::Config::default(),
             admin: admin::Config::default(),
             telemetry: telemetry::Config::default(),
+            of_upstreams: Vec::new(),
             compiled: LimitSet::new(compiled),
             hash: None,
         }),

@@ -11,6 +11,7 @@ use std::path::Path;
 use schemars::{JsonSchema, Schema};
 
 mod decode;
+mod egress;
 mod env;
 mod flags;
 mod problem;
@@ -38,6 +39,12 @@ use crate::{admin, peer, proxy, telemetry};
 pub struct Config {
     /// The proxy: where requests come from and go to.
     pub proxy: proxy::Config,
+    /// Upstreams that routes name, each by its name. Default: none.
+    #[schemars(default)]
+    pub upstreams: proxy::UpstreamsConfig,
+    /// Which requests go to which upstream.
+    #[schemars(default)]
+    pub egress: proxy::EgressConfig,
     /// How much memory buckets may use.
     #[schemars(default)]
     pub limiter: LimiterConfig,
@@ -53,6 +60,9 @@ pub struct Config {
     /// Probes, metrics and the access log.
     #[schemars(default)]
     pub telemetry: telemetry::Config,
+    /// Those of the upstreams.
+    #[schemars(skip)]
+    of_upstreams: Vec<LimitConfig>,
     #[schemars(skip)]
     compiled: LimitSet,
     /// Of the file; none for flags.
@@ -60,7 +70,8 @@ pub struct Config {
     hash: Option<String>,
 }
 
-const SECTIONS: [&str; 6] = ["proxy", "limiter", "limits", "replication", "admin", "telemetry"];
+const SECTIONS: [&str; 8] =
+    ["proxy", "upstreams", "egress", "limiter", "limits", "replication", "admin", "telemetry"];
 
 impl Config {
     /// The limits, ready to be checked.
@@ -80,6 +91,8 @@ impl Config {
         let limits: Vec<_> = self.limits.iter().map(LimitConfig::effective).collect();
         let whole = serde_json::json!({
             "proxy": self.proxy,
+            "upstreams": self.upstreams,
+            "egress": self.egress,
             "limiter": self.limiter,
             "limits": limits,
             "replication": self.replication,
@@ -146,10 +159,7 @@ fn assemble(root: &Node, problems: &mut Vec<Problem>) -> Option<Config> {
             report(node, proxy.as_ref().map(proxy::Config::faults).unwrap_or_default(), problems);
             proxy
         }
-        None => {
-            problems.push(root.problem_at(&["proxy".into(), "upstream".into()], "is required"));
-            None
-        }
+        None => Some(proxy::Config::routed()),
     };
     let limiter = section(root, "limiter", problems, |_: &LimiterConfig| Vec::new());
     let replication = section(root, "replication", problems, peer::Config::faults);
@@ -158,14 +168,36 @@ fn assemble(root: &Node, problems: &mut Vec<Problem>) -> Option<Config> {
     let ipv6_prefix =
         proxy.as_ref().map_or(proxy::Config::default_ipv6_prefix(), |proxy| proxy.ipv6_prefix);
     let has_proxies = proxy.as_ref().is_none_or(|proxy| !proxy.trusted_proxies.is_empty());
-    let (limits, compiled) = limits(root, ipv6_prefix, has_proxies, problems);
+    let egress = egress::assemble(root, proxy.as_ref(), replication.as_ref(), problems);
+    let routed = egress.as_ref().is_none_or(|egress| !egress.egress.routes.is_empty())
+        || root.field("egress").is_some_and(Node::is_tainted);
+    if proxy.as_ref().is_some_and(|proxy| proxy.upstream.is_none())
+        && !routed
+        && !egress::is_broken(root)
+    {
+        let path = ["proxy".into(), "upstream".into()];
+        problems.push(root.problem_at(&path, "is required, unless `egress` has routes"));
+    }
+    let (limits, mut compiled) = limits(root, ipv6_prefix, has_proxies, problems);
+    let egress = egress?;
+    for limit in &egress.limits {
+        // Its numbers were checked, so that it has no faults.
+        compiled.extend(limit.compile(ipv6_prefix).map(Limit::new));
+    }
+    if compiled.len() > LimitSet::MAX {
+        let message = format!("more than {} limits, those of upstreams included", LimitSet::MAX);
+        problems.push(root.problem_at(&["limits".into()], message));
+    }
     Some(Config {
         proxy: proxy?,
+        upstreams: egress.upstreams,
+        egress: egress.egress,
         limiter: limiter?,
         limits,
         replication: replication?,
         admin: admin?,
         telemetry: telemetry?,
+        of_upstreams: egress.limits,
         compiled: LimitSet::new(compiled),
         hash: None,
     })
@@ -232,9 +264,7 @@ fn limits(
             problems.push(node.problem_at(&["was".into()], message));
         }
     }
-    if configs.len() > LimitSet::MAX {
-        problems.push(list.problem(format!("more than {} limits", LimitSet::MAX)));
-    }
+    egress::check_limits(root, &configs, &nodes, problems);
     (configs, compiled)
 }
 

@@ -1,8 +1,8 @@
 //! What a running replica takes from a new configuration, and how it fared.
 //!
-//! `limits`, and of `proxy` the fields `trusted_proxies`, `headers` and `cors`,
-//! take effect at once, together or not at all. Whatever else differs from what
-//! the replica was started with is named, and takes a restart.
+//! `limits`, those of `upstreams`, and of `proxy` the fields `trusted_proxies`,
+//! `headers` and `cors`, take effect at once, together or not at all. Whatever else
+//! differs from what the replica was started with is named, and takes a restart.
 
 use std::collections::BTreeSet;
 use std::time::SystemTime;
@@ -41,6 +41,13 @@ impl Config {
     pub fn needs_restart(&self, new: &Self) -> Vec<String> {
         let mut paths = Vec::new();
         compare("proxy", &without_live(&self.proxy), &without_live(&new.proxy), &mut paths);
+        compare(
+            "upstreams",
+            &without_limits(&self.upstreams),
+            &without_limits(&new.upstreams),
+            &mut paths,
+        );
+        compare("egress", &value(&self.egress), &value(&new.egress), &mut paths);
         compare("limiter", &value(&self.limiter), &value(&new.limiter), &mut paths);
         compare("replication", &value(&self.replication), &value(&new.replication), &mut paths);
         compare("admin", &value(&self.admin), &value(&new.admin), &mut paths);
@@ -59,7 +66,7 @@ impl Config {
             return Ok(self.limits());
         }
         let (mut limits, mut problems) = (Vec::new(), Vec::new());
-        for config in &self.limits {
+        for config in self.limits.iter().chain(&self.of_upstreams) {
             match config.compile(prefix) {
                 Ok(spec) => limits.push(Limit::new(spec)),
                 Err(faults) => problems.extend(faults.into_iter().map(|fault| Problem {
@@ -87,6 +94,17 @@ fn without_live(proxy: &impl Serialize) -> Value {
     if let Value::Object(fields) = &mut value {
         for name in LIVE {
             fields.shift_remove(name);
+        }
+    }
+    value
+}
+
+/// The limits of upstreams change live.
+fn without_limits(upstreams: &impl Serialize) -> Value {
+    let mut value = value(upstreams);
+    for upstream in value.as_object_mut().into_iter().flat_map(|map| map.values_mut()) {
+        if let Value::Object(fields) = upstream {
+            fields.shift_remove("limit");
         }
     }
     value
@@ -124,6 +142,12 @@ mod tests {
             (
                 "proxy: { upstream: http://b, listen: '[::]:1', timeouts: { idle: 1s } }",
                 &["proxy.listen", "proxy.timeouts.idle", "proxy.upstream"],
+            ),
+            (
+                "proxy: { upstream: http://a }
+upstreams: { b: { url: http://b, limit: { requests: 9, per: 1s } } }
+egress: { routes: [{ upstream: b }] }",
+                &["upstreams.b", "egress.routes"],
             ),
             (
                 "proxy: { upstream: http://a }

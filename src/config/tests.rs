@@ -55,6 +55,18 @@ proxy:
   max: { header_bytes: 64KiB, headers: 100, body: none, connections: 10000, streams: 200 }
   drain_delay: 5s
   drain_timeout: 20s
+upstreams:
+  acme:
+    url: https://api.acme.example
+    ca: none
+    host: upstream
+    limit: { requests: 100, per: 10s, burst: 5 }
+egress:
+  routes:
+    - match: { path: /acme/, methods: [GET, POST] }
+      upstream: acme
+      max_wait: 2s
+      strip: /acme
 limiter:
   max_buckets: 1000000
   idle_expiry: 10s
@@ -63,7 +75,7 @@ limiter:
 limits:
   - name: per-client
     was:
-    match: { path: /api/, methods: [GET, POST], host: api.example.com, headers: { x-env: prod } }
+    match: { path: /api/, methods: [GET, POST], host: api.example.com, headers: { x-env: prod }, upstream: default }
     exempt: [ { path: /api/health }, { cidrs: [10.1.0.0/16] } ]
     key: [client_ip]
     missing: shared
@@ -135,7 +147,7 @@ telemetry: { access_log: on }
     );
     let proxy = &config.proxy;
     assert_eq!(proxy.listen.to_string(), "127.0.0.1:1");
-    assert_eq!(proxy.upstream, Upstream::Unix("/run/app.sock".into()));
+    assert_eq!(proxy.upstream, Some(Upstream::Unix("/run/app.sock".into())));
     let trusted: Vec<String> = proxy.trusted_proxies.iter().map(ToString::to_string).collect();
     assert_eq!(trusted, ["10.0.0.0/8", "203.0.113.7/32"]);
     assert_eq!((proxy.ipv6_prefix, proxy.headers), (56, HeaderStyle::Off));
@@ -607,7 +619,7 @@ fn the_environment_fills_values_in() {
     let limits = config.limits();
     let quota = *limits.find("a").unwrap().1.default_quota();
     assert_eq!((quota.rate().to_string(), quota.burst().whole()), ("7/s".to_owned(), 9));
-    assert_eq!(config.proxy.upstream.to_string(), "http://app:80");
+    assert_eq!(config.proxy.upstream.unwrap().to_string(), "http://app:80");
     assert!(config.replication.insecure);
 
     let error = file("name: a, rate: \"${NONE}\", burst: \"${BURST\"").unwrap_err();
@@ -682,7 +694,7 @@ fn a_file_that_is_no_text_is_refused() {
     let error = load(&path, &no_env).unwrap_err();
     assert_eq!(error.problems[0].place, Some(Place { line: 2, column: 13 }));
     std::fs::write(&path, EVERY_DEFAULT).unwrap();
-    assert_eq!(load(&path, &no_env).unwrap().limits().len(), 1);
+    assert_eq!(load(&path, &no_env).unwrap().limits.len(), 1);
 }
 
 #[test]
@@ -739,7 +751,6 @@ fn the_schema_has_the_fields_that_the_file_has() {
     for (of, required) in [("Limit", ["name", "rate"]), ("Override", ["key", "rate"])] {
         assert_eq!(schema["$defs"][of]["required"], serde_json::json!(required));
     }
-    assert_eq!(schema["$defs"]["Proxy"]["required"], serde_json::json!(["upstream"]));
     let mut compared = 0;
     compare(&root, &schema, &schema, &mut compared);
     assert!(compared >= 10, "{compared}");
@@ -759,6 +770,16 @@ fn compare<'a>(
     match &node.content {
         Content::Map(fields) => {
             let Some(properties) = schema["properties"].as_object() else {
+                // A value or `none`.
+                if schema["anyOf"][0].is_object() {
+                    compare(node, &schema["anyOf"][0], root, compared);
+                    return;
+                }
+                if node.path == "upstreams" {
+                    let each = &schema["additionalProperties"];
+                    fields.iter().for_each(|(_, value)| compare(value, each, root, compared));
+                    return;
+                }
                 assert_eq!(node.path, "limits[0].match.headers", "{schema}");
                 return;
             };
@@ -810,7 +831,10 @@ proptest! {
         let end = (at + length).min(EVERY_DEFAULT.len());
         let text = format!("{}{insert}{}", &EVERY_DEFAULT[..at], &EVERY_DEFAULT[end..]);
         match parse("t.yaml", &text, &no_env) {
-            Ok(config) => prop_assert_eq!(config.limits().len(), config.limits.len()),
+            Ok(config) => {
+                let of_upstreams = config.upstreams.values().filter(|u| u.limit.is_some()).count();
+                prop_assert_eq!(config.limits().len(), config.limits.len() + of_upstreams);
+            }
             Err(error) => {
                 prop_assert!(!error.problems.is_empty());
                 prop_assert_eq!(error.to_string().lines().count(), error.problems.len());
@@ -823,6 +847,14 @@ proptest! {
 fn the_effective_configuration_reads_back_as_itself_and_tells_no_secret() {
     let text = r#"
 proxy: { upstream: "http://127.0.0.1:3000", trusted_proxies: [10.0.0.0/8] }
+upstreams:
+  acme: { url: https://acme.example, ca: ca.crt, limit: { requests: 100, per: 10s } }
+  plain: { url: "unix:/run/app.sock", host: client }
+egress:
+  routes:
+    - { match: { path: /acme/, headers: { x-env: prod } }, upstream: acme, max_wait: 2s, strip: /acme }
+    - { match: { cidrs: [10.0.0.0/8] }, upstream: plain }
+    - { upstream: default }
 limits:
   - name: a
     was: b
@@ -836,7 +868,7 @@ limits:
   - { name: c, rate: 0/s, key: [] }
   - { name: d, rate: 5/10s, burst: 7, cost: [ { match: { path: /x }, cost: 5 } ] }
   - { name: e, rate: 5/s, cost: { header: x-cost, max: 3 }, expose: false, partition: strict }
-  - { name: f, rate: 5/s, missing: deny, partition: open }
+  - { name: f, rate: 5/s, missing: deny, partition: open, match: { upstream: acme } }
 replication: { peers: { static: ["127.0.0.1:9401"] }, insecure: true }
 "#;
     let config = parse("a", text, &|_| None).unwrap();
@@ -881,4 +913,115 @@ limits:
     assert_eq!(headers(&config)[0][0].1, "${A} ${A}");
     let again = parse("b", &config.effective(), &no_env).unwrap();
     assert_eq!(headers(&again), headers(&config));
+}
+
+#[test]
+fn a_limit_of_an_upstream_is_a_limit_like_any_other() {
+    let config = good(
+        "upstreams: { acme: { url: https://acme.example, limit: { requests: 100, per: 10s } } }
+egress: { routes: [{ upstream: acme }] }
+replication: { sync_interval: 50ms }
+limits: [{ name: tenant, key: [header:x-tenant], rate: 1/s, match: { upstream: acme } }]",
+    );
+    assert_eq!(config.proxy, proxy::Config::routed());
+    let limits = config.limits();
+    assert_eq!(
+        limits.iter().map(|(_, limit)| limit.name()).collect::<Vec<_>>(),
+        ["tenant", "acme"]
+    );
+    let (_, limit) = limits.find("acme").unwrap();
+    assert_eq!(limit.rule().condition.upstream.as_deref(), Some("acme"));
+    assert_eq!(limit.rule().key, []);
+    assert_eq!(limit.default_quota().rate(), "95/10050ms".parse().unwrap());
+    assert_eq!(limit.default_quota().burst().whole(), 5);
+}
+
+#[test]
+fn faults_of_upstreams_and_routes_have_their_places() {
+    let with = |upstreams: &str, routes: &str| {
+        faults(&format!("upstreams: {{ {upstreams} }}\negress: {{ routes: [{routes}] }}"))
+    };
+    let acme = "acme: { url: https://acme.example }";
+    for (upstreams, routes, words) in [
+        ("acme: {}", "{ upstream: acme }", &["upstreams.acme.url: is required"][..]),
+        ("acme: { url: ftp://a }", "{ upstream: acme }", &["1:27: upstreams.acme.url: `ftp://a`"]),
+        ("acme: { url: http://a, ca: x }", "{ upstream: acme }", &["upstreams.acme.ca: goes with"]),
+        (
+            "acme: { url: http://127.0.0.1:8080 }",
+            "{ upstream: acme }",
+            &["upstreams.acme.url", "circle"],
+        ),
+        (
+            "acme: { url: http://a, limit: { per: 1s } }",
+            "{ upstream: acme }",
+            &["acme.limit.requests"],
+        ),
+        (
+            "acme: { url: http://a, limit: { requests: 1, per: 1s } }",
+            "{ upstream: acme }",
+            &["from 2"],
+        ),
+        (
+            "acme: { url: http://a, limit: { requests: 9, per: 1s, burst: 9 } }",
+            "{ upstream: acme }",
+            &["1:75: upstreams.acme.limit.burst: must be less than the 9 requests"],
+        ),
+        (
+            "acme: { url: http://a, limit: { requests: 9, per: 90d } }",
+            "{ upstream: acme }",
+            &["limit.per"],
+        ),
+        (
+            "x: { url: http://x }, default: { url: http://a }",
+            "{ upstream: x }",
+            &["upstreams.default", "`proxy.upstream`"],
+        ),
+        (
+            "x: { url: http://x }, a b: { url: http://a }",
+            "{ upstream: x }",
+            &["upstreams.a b", "not a name"],
+        ),
+        (acme, "{ upstream: acne }", &["2:32: egress.routes[0].upstream", "did you mean `acme`"]),
+        (acme, "{ match: { path: /x } }", &["egress.routes[0].upstream: is required"]),
+        (acme, "{ upstream: acme, match: { upstream: acme } }", &["routes[0].match.upstream"]),
+        (acme, "{ upstream: acme, strip: acme }", &["routes[0].strip"]),
+        (acme, "{ upstream: acme, max_wait: 5 }", &["routes[0].max_wait"]),
+        (acme, "{ upstream: acme }, { upstream: default }", &["routes[1].upstream", "not given"]),
+        (acme, "{ upstream: acme, defer: prefer }", &["routes[0].defer: unknown field"]),
+        (acme, "", &["proxy.upstream: is required, unless"]),
+    ] {
+        let lines = with(upstreams, routes);
+        one_fault(&lines, words);
+    }
+    one_fault(
+        &faults("proxy: { upstream: http://a }\nupstreams: [a]"),
+        &["2:12: upstreams: expected a map"],
+    );
+    let of = |limit: &str| {
+        faults(&format!(
+            "proxy: {{ upstream: http://a }}
+upstreams: {{ acme: {{ url: http://b, limit: {{ requests: 9, per: 1s }} }} }}
+limits:
+- {limit}"
+        ))
+    };
+    one_fault(
+        &of("{ name: acme, rate: 1/s }"),
+        &["4:11: limits[0].name", "upstreams.acme.limit already"],
+    );
+    one_fault(&of("{ name: a, was: acme, rate: 1/s }"), &["limits[0].was", "upstreams.acme.limit"]);
+    one_fault(
+        &of("{ name: a, rate: 1/s, match: { upstream: acm } }"),
+        &["4:44: limits[0].match.upstream"],
+    );
+    one_fault(
+        &of("{ name: a, rate: 1/s, exempt: [{ upstream: x }] }"),
+        &["limits[0].exempt[0].upstream"],
+    );
+    one_fault(
+        &of("{ name: a, rate: 9/s, cost: [{ match: { upstream: x }, cost: 2 }] }"),
+        &["limits[0].cost[0].match.upstream"],
+    );
+    let exempt = "{ name: a, rate: 1/s, exempt: [{ upstream: default }] }";
+    good(&format!("proxy: {{ upstream: http://a }}\nlimits: [{exempt}]"));
 }

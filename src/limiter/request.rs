@@ -18,6 +18,10 @@ pub trait Attributes {
     fn header(&self, name: &str, each: &mut dyn FnMut(&[u8]));
     /// The query without its question mark, as sent; empty if there is none.
     fn query(&self) -> &str;
+    /// The name of the upstream that it is for; empty where there is only one.
+    fn upstream(&self) -> &str {
+        ""
+    }
 }
 
 /// A client address and the prefix length by which IPv6 addresses are grouped.

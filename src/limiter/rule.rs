@@ -13,6 +13,8 @@ use super::request::{Attributes, Client};
 /// Conditions on a request; all that are given must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
+    /// The name of the upstream that the request is for.
+    pub upstream: Option<String>,
     /// The normalised path.
     pub path: Option<PathPattern>,
     /// Any of these methods, as sent. Empty: any method.
@@ -28,6 +30,8 @@ pub struct Condition {
 /// A condition's field that a request does not meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
+    /// The upstream that it is for.
+    Upstream,
     /// Its path.
     Path,
     /// Its method.
@@ -58,6 +62,9 @@ impl Condition {
     /// The first field that `request` does not meet, in the order in which they
     /// are declared.
     pub fn unmet(&self, request: &impl Attributes) -> Option<Field> {
+        if self.upstream.as_ref().is_some_and(|name| name != request.upstream()) {
+            return Some(Field::Upstream);
+        }
         if self.path.as_ref().is_some_and(|path| !path.matches(request.path())) {
             return Some(Field::Path);
         }
@@ -514,6 +521,7 @@ mod tests {
     #[test]
     fn all_named_conditions_must_hold() {
         let condition = Condition {
+            upstream: Some("acme".into()),
             path: Some(PathPattern::try_new("/api/").unwrap()),
             methods: vec!["GET".into(), "POST".into()],
             host: Some("api.example.com".into()),
@@ -526,8 +534,10 @@ mod tests {
                 .with_header("x-env", "test")
                 .with_header("x-env", "prod")
                 .from("10.1.2.3")
+                .routed_to("acme")
         };
         assert!(condition.matches(&good()));
+        assert!(!condition.matches(&good().routed_to("other")));
         assert!(!condition.matches(&good().with_method("PUT")));
         assert!(!condition.matches(&good().with_host("other.example.com")));
         assert!(!condition.matches(&good().from("10.2.0.1")));

@@ -10,6 +10,7 @@ pub(crate) struct FakeRequest {
     host: String,
     client: Client,
     headers: Vec<(String, String)>,
+    upstream: String,
 }
 
 impl FakeRequest {
@@ -22,6 +23,7 @@ impl FakeRequest {
             host: String::new(),
             client: Client::new([127, 0, 0, 1].into(), 64),
             headers: Vec::new(),
+            upstream: String::new(),
         }
     }
 
@@ -37,6 +39,11 @@ impl FakeRequest {
 
     pub(crate) fn with_header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    pub(crate) fn routed_to(mut self, upstream: &str) -> Self {
+        self.upstream = upstream.into();
         self
     }
 
@@ -79,5 +86,9 @@ impl Attributes for FakeRequest {
 
     fn query(&self) -> &str {
         &self.query
+    }
+
+    fn upstream(&self) -> &str {
+        &self.upstream
     }
 }

@@ -177,13 +177,25 @@ impl<C: Companion> Limiter<C> {
     /// refuses it would let it wait as long as its tokens take, and it has not
     /// `asked` to wait less.
     pub fn outlook(&self, decision: &Decision, asked: Option<Duration>) -> Outlook {
+        self.outlook_on(None, decision, asked)
+    }
+
+    /// The same on a route with a wait of its own, which holds in place of that of
+    /// each limit whose condition names an upstream.
+    pub fn outlook_on(
+        &self,
+        route: Option<Duration>,
+        decision: &Decision,
+        asked: Option<Duration>,
+    ) -> Outlook {
         let Verdict::Refused(scarcest) = decision.verdict else { return Outlook::Settled };
         let limits = self.limits.load();
         let mut patience = asked.unwrap_or(Duration::MAX);
         let mut due = Duration::ZERO;
         for check in decision.checks.iter().filter(|check| check.outcome == Outcome::Refused) {
             let Some(limit) = limits.get(check.limit) else { return Outlook::Settled };
-            patience = patience.min(limit.max_wait());
+            let routed = route.filter(|_| limit.rule().condition.upstream.is_some());
+            patience = patience.min(routed.unwrap_or(limit.max_wait()));
             match check.due {
                 Due::Now => {}
                 Due::In(nanos) => due = due.max(Duration::from_nanos(nanos)),

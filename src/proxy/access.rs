@@ -43,6 +43,8 @@ pub(super) struct Line {
     begun: Timestamp,
     method: Method,
     path: String,
+    /// The name of the one it was for; empty if it was refused before that.
+    upstream: String,
     note: Note,
     outcome: Outcome,
     status: u16,
@@ -122,11 +124,17 @@ impl Line {
             begun: clock.now(),
             method: parts.method.clone(),
             path: parts.uri.path().to_owned(),
+            upstream: String::new(),
             note,
             outcome: Outcome::Cancelled,
             status: 0,
             bytes: 0,
         })
+    }
+
+    /// The request is for this upstream.
+    pub(super) fn routed(&mut self, upstream: &str) {
+        upstream.clone_into(&mut self.upstream);
     }
 
     /// The head of the answer goes out.
@@ -150,6 +158,7 @@ impl Drop for Line {
             target: ACCESS,
             method = %self.method,
             path = self.path,
+            upstream = self.upstream,
             status = self.status,
             bytes = self.bytes,
             seconds,

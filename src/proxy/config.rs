@@ -30,9 +30,11 @@ pub struct Config {
     /// Address for HTTP/1.1 and h2c. Default: `[::]:8080`.
     #[serde(default = "Config::default_listen")]
     pub listen: ListenAddr,
-    /// Where admitted requests go: `http://HOST[:PORT]`, `https://HOST[:PORT]` or
-    /// `unix:/path`. Required.
-    pub upstream: Upstream,
+    /// Where admitted requests go that no route takes: `http://HOST[:PORT]`,
+    /// `https://HOST[:PORT]` or `unix:/path`. Required, unless there are routes;
+    /// without it such requests are answered 404.
+    #[serde(default, with = "OrNone::<Upstream>")]
+    pub upstream: Option<Upstream>,
     /// File with the CAs that sign the certificate of an upstream with `https://`,
     /// PEM. Default: none, those that the system trusts.
     #[serde(default, with = "OrNone::<PathBuf>")]
@@ -81,9 +83,14 @@ type Ipv6Prefix = Whole<0, 128>;
 impl Config {
     /// All defaults, in front of `upstream`.
     pub fn new(upstream: Upstream) -> Self {
+        Self { upstream: Some(upstream), ..Self::routed() }
+    }
+
+    /// All defaults, without an upstream: every request needs a route.
+    pub fn routed() -> Self {
         Self {
             listen: Self::default_listen(),
-            upstream,
+            upstream: None,
             upstream_ca: None,
             upstream_host: UpstreamHost::default(),
             trusted_proxies: Vec::new(),
@@ -105,18 +112,25 @@ impl Config {
             let message = "needs `trusted_proxies`: only of those is the protocol read";
             faults.push(Fault::new(["proxy_protocol".into()], message).given(&["trusted_proxies"]));
         }
-        if self.upstream_ca.is_some() && !matches!(self.upstream, Upstream::Https { .. }) {
+        if self.upstream_ca.is_some() && !matches!(self.upstream, Some(Upstream::Https { .. })) {
             let message = "goes with an upstream of `https://` only";
             faults.push(Fault::new(["upstream_ca".into()], message).given(&["upstream"]));
         }
-        if self.upstream.is_served_at(self.listen.addr()) {
-            let message = format!(
-                "`{}` is the proxy's own address, {}: each request would go round in a circle",
-                self.upstream, self.listen
-            );
+        if let Some(message) = self.upstream.as_ref().and_then(|upstream| self.circle(upstream)) {
             faults.push(Fault::new(["upstream".into()], message).given(&["listen"]));
         }
         faults
+    }
+
+    /// Why requests to `upstream` would come back, if they would.
+    pub(super) fn circle(&self, upstream: &Upstream) -> Option<String> {
+        upstream.is_served_at(self.listen.addr()).then(|| {
+            format!(
+                "`{upstream}` is the proxy's own address, {}: each request would go round in a \
+                 circle",
+                self.listen
+            )
+        })
     }
 
     fn default_listen() -> ListenAddr {
@@ -489,7 +503,7 @@ mod tests {
         let mut config = Config::new("http://app".parse().unwrap());
         config.upstream_ca = Some("ca.crt".into());
         assert_eq!(config.faults()[0].path, ["upstream_ca".into()]);
-        config.upstream = "https://app".parse().unwrap();
+        config.upstream = Some("https://app".parse().unwrap());
         assert_eq!(config.faults(), []);
     }
 }

@@ -9,13 +9,14 @@ use std::task::{Context, Poll};
 
 use http::header::HOST;
 use http::uri::{self, PathAndQuery, Scheme, Uri};
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode, Version};
+use http::{HeaderName, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tower::Service;
 
 use super::body::{Body, RequestBody};
+use super::egress::{Route, Routed};
 use super::headers::{self, BodyShape, Peer};
 use super::limit::Admission;
 use super::live::SharedLive;
@@ -37,15 +38,32 @@ pub(super) struct Forward {
 
 /// What all connections of a thread share.
 pub(super) struct Shared {
-    pub(super) upstream: Rc<Upstream>,
+    /// For requests without a route.
+    pub(super) default: Option<Rc<Upstream>>,
+    /// The others, in the order of their names.
+    pub(super) named: Vec<Rc<Upstream>>,
     pub(super) live: SharedLive,
     pub(super) metrics: Metrics,
     pub(super) drain: Drain,
-    /// What stands in `Host` when a client of HTTP/1.0 sent none, or always.
-    pub(super) default_host: HeaderValue,
-    pub(super) replaces_host: bool,
-    /// Whether a limit looks at this field.
+    /// Whether a limit or a route looks at this field.
     pub(super) is_keyed: Box<dyn Fn(&HeaderName) -> bool>,
+}
+
+impl Shared {
+    /// All connections of the thread.
+    pub(super) fn upstreams(&self) -> impl Iterator<Item = &Rc<Upstream>> {
+        self.default.iter().chain(&self.named)
+    }
+
+    /// The way that leads where `route` says.
+    fn way(&self, route: Option<&Route>) -> Result<&Rc<Upstream>, Problem> {
+        let named = route.and_then(|route| route.place);
+        let upstream = match named {
+            Some(place) => self.named.get(place),
+            None => self.default.as_ref(),
+        };
+        upstream.ok_or(Problem::NoRoute)
+    }
 }
 
 impl Forward {
@@ -78,6 +96,13 @@ impl Forward {
         let Self { shared, peer, open } = self;
         let (mut parts, body) = request.into_parts();
         let admission = parts.extensions.remove::<Admission>();
+        let routed = parts.extensions.remove::<Routed>();
+        let route = routed.as_ref().map(|routed| &*routed.0);
+        let upstream = shared.way(route)?;
+        let destination = &upstream.destination;
+        if let Some(route) = route {
+            route.strip(&mut parts.uri);
+        }
         let http2 = needs_http2(&parts);
         let shape =
             BodyShape { empty: body.is_end_stream(), exact: body.size_hint().exact().is_some() };
@@ -94,13 +119,13 @@ impl Forward {
         };
         headers::prepare_request(&mut parts.headers, parts.version, shape, &*shared.is_keyed);
         if !parts.headers.contains_key(HOST) {
-            parts.headers.insert(HOST, shared.default_host.clone());
+            parts.headers.insert(HOST, destination.host.clone());
         }
         if headers::set_forwarding(&mut parts.headers, &peer, client) {
             shared.metrics.ignored_forwarding.inc();
         }
-        if shared.replaces_host {
-            parts.headers.insert(HOST, shared.default_host.clone());
+        if destination.replaces_host {
+            parts.headers.insert(HOST, destination.host.clone());
         }
         if upgrade.is_some() {
             headers::insert_websocket(&mut parts.headers);
@@ -110,11 +135,11 @@ impl Forward {
             parts.version = Version::HTTP_2;
             to_absolute_form(&mut parts)?;
             let request = Request::from_parts(parts, body);
-            shared.upstream.send_http2(request, admission.as_ref()).await?
+            upstream.send_http2(request, admission.as_ref()).await?
         } else {
             parts.version = Version::HTTP_11;
             let request = Request::from_parts(parts, body);
-            shared.upstream.send_http1(request, admission.as_ref()).await?
+            upstream.send_http1(request, admission.as_ref()).await?
         };
 
         let (mut parts, incoming) = response.into_parts();

@@ -29,6 +29,7 @@ use tower::{Layer, Service};
 
 use super::access::Note;
 use super::config::HeaderStyle;
+use super::egress::wait_of_route;
 use super::fields::{Fields, Presentation};
 use super::hold::Held;
 use super::metrics::{CheckTotals, Metrics, WaitMetrics, WaitOutcome};
@@ -233,7 +234,8 @@ where
         let now = enforcer.clock.now();
         let decision = enforcer.limiter.decide(&HttpRequest::new(&parts, client), now);
         if let Verdict::Refused(_) = decision.verdict {
-            match enforcer.limiter.outlook(&decision, preferred_wait(&parts.headers)) {
+            let (route, asked) = (wait_of_route(&parts), preferred_wait(&parts.headers));
+            match enforcer.limiter.outlook_on(route, &decision, asked) {
                 Outlook::Settled => {}
                 Outlook::Waits { due, patience } => {
                     match enforcer.limiter.hold(&decision, patience, now) {

@@ -246,7 +246,7 @@ impl Metrics {
         );
         registry.register(
             "upstream_ca_reads",
-            "Changes of the file with the CAs of the upstream, by result: success, failure",
+            "Changes of files with the CAs of upstreams, by result: success, failure",
             metrics.upstream_ca_reads.clone(),
         );
         registry.register("connections", "Open client connections", metrics.connections.clone());

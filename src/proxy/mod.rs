@@ -51,6 +51,7 @@ mod client;
 mod config;
 mod connection;
 mod cors;
+mod egress;
 mod fields;
 mod forward;
 mod headers;
@@ -70,6 +71,7 @@ mod worker;
 pub use client::Trust;
 pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError, UpstreamHost};
 pub use cors::{Cors, Origin};
+pub use egress::{DEFAULT, EgressConfig, RouteConfig, UpstreamConfig, UpstreamsConfig};
 pub use limit::{Admission, Enforcer, FindClient, RateLimit, RateLimitFuture, RateLimitLayer};
 pub use live::Tuner;
 pub use metrics::{CheckTotals, Metrics, Outcome};
@@ -77,6 +79,7 @@ pub use preview::{Asking, Foreseen, Found, Preview};
 pub use request::HttpRequest;
 pub use response::{Asker, GatewayFault, Problem};
 
+use egress::{Destination, Destinations, Routes};
 use live::{Live, SharedLive};
 use worker::Worker;
 
@@ -85,8 +88,8 @@ use worker::Worker;
 #[derive(Debug)]
 pub struct Proxy<C: Companion> {
     listeners: Vec<std::net::TcpListener>,
-    /// To the upstream.
-    tls: Option<Arc<tls::Upstream>>,
+    destinations: Destinations,
+    routes: Arc<Routes>,
     config: Arc<Config>,
     enforcer: Arc<Enforcer<C>>,
     live: SharedLive,
@@ -117,8 +120,7 @@ impl<C: Companion> Proxy<C> {
         metrics: Metrics,
         workers: usize,
     ) -> io::Result<(Self, SocketAddr)> {
-        let tls = config.upstream.tls(config.upstream_ca.as_deref()).map_err(io::Error::other)?;
-        let tls = tls.map(Arc::new);
+        let default = Destination::default(&config)?.map(Arc::new);
         // The first one takes the address for itself, which fails while anybody
         // listens there, another proxy included. Only then is it shared.
         let first = config.listen.bind(false)?;
@@ -133,7 +135,8 @@ impl<C: Companion> Proxy<C> {
         let live = Arc::new(ArcSwap::from_pointee(Live::new(&config)));
         let proxy = Self {
             listeners,
-            tls,
+            destinations: Destinations { default, named: Vec::new() },
+            routes: Arc::default(),
             config: Arc::new(config),
             enforcer,
             live,
@@ -142,6 +145,20 @@ impl<C: Companion> Proxy<C> {
             access_log: false,
         };
         Ok((proxy, address))
+    }
+
+    /// The same, with routes to other upstreams.
+    ///
+    /// # Errors
+    /// If no CA can be trusted for one with TLS.
+    pub fn with_egress(
+        mut self,
+        upstreams: &UpstreamsConfig,
+        egress: &EgressConfig,
+    ) -> io::Result<Self> {
+        self.destinations.named = Destination::named(upstreams)?;
+        self.routes = Arc::new(Routes::new(egress, upstreams));
+        Ok(self)
     }
 
     /// The same, which logs a line for every request if `on`.
@@ -157,21 +174,29 @@ impl<C: Companion> Proxy<C> {
 
     /// Tells what it would do with requests.
     pub fn preview(&self) -> Preview<C> {
-        Preview::following(Arc::clone(&self.enforcer), &self.config, Arc::clone(&self.live))
+        let (live, routes) = (Arc::clone(&self.live), Arc::clone(&self.routes));
+        Preview::following(Arc::clone(&self.enforcer), &self.config, live, routes)
     }
 
-    /// Follows the files that certificates come from, until `drain` aborts. `None` if
-    /// there are none.
-    pub fn follow_files(&self, drain: Drain) -> Option<impl Future<Output = ()> + Send + use<C>> {
-        let tls = self.tls.as_ref().filter(|tls| tls.has_file()).map(Arc::clone)?;
-        let metrics = self.metrics.clone();
-        Some(async move {
-            let told = |change| metrics.upstream_ca_read(change);
-            tokio::select! {
-                () = follow_files("upstream_ca", || tls.refresh(), told) => {}
-                () = drain.reached(Stage::Aborting) => {}
+    /// Follow the files that certificates come from, until `drain` aborts, one for
+    /// each file.
+    pub fn follow_files(&self, drain: &Drain) -> Vec<impl Future<Output = ()> + Send + use<C>> {
+        let Destinations { default, named } = &self.destinations;
+        let destinations = default.iter().chain(named);
+        let followed =
+            destinations.filter(|to| to.tls.as_ref().is_some_and(tls::Upstream::has_file));
+        let follow = |to: &Arc<Destination>| {
+            let (to, metrics, drain) = (Arc::clone(to), self.metrics.clone(), drain.clone());
+            async move {
+                let what = format!("CAs of the upstream {}", to.name);
+                let refresh = || to.tls.as_ref().map_or(Ok(false), tls::Upstream::refresh);
+                tokio::select! {
+                    () = follow_files(&what, refresh, |change| metrics.upstream_ca_read(change)) => {}
+                    () = drain.reached(Stage::Aborting) => {}
+                }
             }
-        })
+        };
+        followed.map(follow).collect()
     }
 
     /// Starts a thread for each listener. They end when `drain` is complete.
@@ -185,7 +210,8 @@ impl<C: Companion> Proxy<C> {
         for (index, listener) in self.listeners.into_iter().enumerate() {
             let worker = Worker {
                 listener,
-                tls: self.tls.clone(),
+                destinations: self.destinations.clone(),
+                routes: Arc::clone(&self.routes),
                 config: Arc::clone(&self.config),
                 enforcer: Arc::clone(&self.enforcer),
                 live: Arc::clone(&self.live),

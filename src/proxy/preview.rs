@@ -12,6 +12,7 @@ use http::request::Parts;
 use http::{HeaderMap, Response};
 
 use super::config::{Config, Maxima};
+use super::egress::{Routed, Routes, wait_of_route};
 use super::headers::X_FORWARDED_FOR;
 use super::limit::{Enforcer, rejection};
 use super::live::{Live, SharedLive};
@@ -25,6 +26,8 @@ use crate::limiter::{Attributes as _, Client, Companion, Explanation, Outlook};
 pub struct Preview<C: Companion> {
     enforcer: Arc<Enforcer<C>>,
     live: SharedLive,
+    routes: Arc<Routes>,
+    has_default: bool,
     ipv6_prefix: u8,
     max: Maxima,
 }
@@ -64,6 +67,10 @@ pub struct Foreseen {
     pub path: Vec<u8>,
     /// The host as rules see it.
     pub host: String,
+    /// The name of the upstream that it would go to; empty if there is none.
+    pub upstream: String,
+    /// The index of the route that leads there, if one does.
+    pub route: Option<usize>,
     /// What the limits would make of it; none if they are not asked.
     pub explanation: Option<Explanation>,
     /// Why they are not asked, for people; empty if they are.
@@ -81,6 +88,8 @@ impl<C: Companion> Clone for Preview<C> {
         Self {
             enforcer: Arc::clone(&self.enforcer),
             live: Arc::clone(&self.live),
+            routes: Arc::clone(&self.routes),
+            has_default: self.has_default,
             ipv6_prefix: self.ipv6_prefix,
             max: self.max,
         }
@@ -90,12 +99,20 @@ impl<C: Companion> Clone for Preview<C> {
 impl<C: Companion> Preview<C> {
     /// Foresees what `enforcer` and the checks of `config` would do.
     pub fn new(enforcer: Arc<Enforcer<C>>, config: &Config) -> Self {
-        Self::following(enforcer, config, Arc::new(ArcSwap::from_pointee(Live::new(config))))
+        let live = Arc::new(ArcSwap::from_pointee(Live::new(config)));
+        Self::following(enforcer, config, live, Arc::default())
     }
 
-    /// The same, with the settings that change while the proxy runs.
-    pub(super) fn following(enforcer: Arc<Enforcer<C>>, config: &Config, live: SharedLive) -> Self {
-        Self { enforcer, live, ipv6_prefix: config.ipv6_prefix, max: config.max }
+    /// The same, with the settings that change while the proxy runs, and its routes.
+    pub(super) fn following(
+        enforcer: Arc<Enforcer<C>>,
+        config: &Config,
+        live: SharedLive,
+        routes: Arc<Routes>,
+    ) -> Self {
+        let has_default = config.upstream.is_some();
+        let Config { ipv6_prefix, max, .. } = *config;
+        Self { enforcer, live, routes, has_default, ipv6_prefix, max }
     }
 
     /// By how many bits IPv6 clients are grouped.
@@ -122,12 +139,20 @@ impl<C: Companion> Preview<C> {
 
     fn foresee_without_grant(&self, mut parts: Parts, client: Client, found: Found) -> Foreseen {
         let admitted = admit(&mut parts, &self.max);
+        let route = self.routes.find(&parts, &HttpRequest::new(&parts, client)).map(Arc::clone);
+        let index = route.as_ref().map(|route| route.index);
+        let lost = route.is_none() && !self.has_default;
+        if let Some(route) = route {
+            parts.extensions.insert(Routed(route));
+        }
         let request = HttpRequest::new(&parts, client);
         let mut foreseen = Foreseen {
             client,
             found,
             path: request.path().to_vec(),
             host: request.host().to_owned(),
+            upstream: if lost { String::new() } else { request.upstream().to_owned() },
+            route: index,
             explanation: None,
             note: "",
             held_for: None,
@@ -139,6 +164,12 @@ impl<C: Companion> Preview<C> {
             foreseen.answer = Some(problem.answer(&Asker::new(&parts.method, &parts.headers)));
             return foreseen;
         }
+        if lost {
+            foreseen.note = "no route takes it, and there is no `proxy.upstream`";
+            let asker = Asker::new(&parts.method, &parts.headers);
+            foreseen.answer = Some(Problem::NoRoute.answer(&asker));
+            return foreseen;
+        }
         if is_preflight(&parts) {
             foreseen.note = "a preflight of a browser is not limited";
             return foreseen;
@@ -147,7 +178,8 @@ impl<C: Companion> Preview<C> {
         let presentation = self.enforcer.presentation();
         let mut fields = presentation.fields(&explanation.decision, self.enforcer.style());
         let asked = preferred_wait(&parts.headers);
-        match self.enforcer.limiter().outlook(&explanation.decision, asked) {
+        let wait = wait_of_route(&parts);
+        match self.enforcer.limiter().outlook_on(wait, &explanation.decision, asked) {
             Outlook::Settled => {
                 foreseen.answer =
                     rejection(&presentation, &explanation.decision, &mut fields, &parts);

@@ -13,6 +13,7 @@ use http::uri::{self, PathAndQuery, Uri};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 
 use super::config::Maxima;
+use super::egress::{DEFAULT, upstream_of};
 use super::response::Problem;
 use crate::limiter::{self, Attributes, Client};
 
@@ -69,11 +70,17 @@ impl Attributes for HttpRequest<'_> {
     fn query(&self) -> &str {
         self.parts.uri.query().unwrap_or("")
     }
+
+    fn upstream(&self) -> &str {
+        upstream_of(self.parts)
+    }
 }
 
-/// Whether a browser asks if it may send another request, which no limit counts.
+/// Whether a browser asks if it may send another request, which no limit counts. A
+/// named upstream counts everything that it gets, and so do its limits.
 pub(super) fn is_preflight(parts: &Parts) -> bool {
     parts.method == Method::OPTIONS
+        && upstream_of(parts) == DEFAULT
         && parts.headers.contains_key(ORIGIN)
         && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }

@@ -38,6 +38,8 @@ pub enum Problem {
     BadRequest(&'static str),
     /// 400: the key part that a limit demands and the request lacks.
     MissingKeyPart(String),
+    /// 404: no route takes the request, and there is no upstream for others.
+    NoRoute,
     /// 405.
     MethodNotAllowed,
     /// 408: the request's body stopped coming.
@@ -160,6 +162,7 @@ impl Problem {
         match self {
             Self::BadRequest(what) | Self::NotImplemented(what) => (*what).to_owned(),
             Self::MissingKeyPart(part) => format!("the request lacks {part}"),
+            Self::NoRoute => "no upstream is configured for this request".to_owned(),
             Self::MethodNotAllowed => "the method may not pass a proxy".to_owned(),
             Self::RequestTimeout => "the request's content stopped coming".to_owned(),
             Self::HeadTimeout => "the request's head stopped coming".to_owned(),
@@ -202,6 +205,13 @@ impl Problem {
                 "Bad Request",
                 "http_request_error",
                 INVALID_ARGUMENT,
+                Outcome::Rejected,
+            ),
+            Self::NoRoute => (
+                StatusCode::NOT_FOUND,
+                "Not Found",
+                "destination_not_found",
+                UNIMPLEMENTED,
                 Outcome::Rejected,
             ),
             Self::MethodNotAllowed => (

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::header::CONNECTION;
+use http::request::Parts;
 use http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
@@ -20,10 +22,11 @@ use super::body::{Body, RequestBody};
 use super::config::Maxima;
 use super::connection::{Activity, Exchange};
 use super::cors::Grant;
+use super::egress::{Routed, Routes, upstream_of};
 use super::live::SharedLive;
 use super::metrics::{Metrics, Outcome};
-use super::request::{admit, needs_http2};
-use super::response::{Asker, Synthetic};
+use super::request::{HttpRequest, admit, needs_http2};
+use super::response::{Asker, Problem, Synthetic};
 use super::worker::Leaving;
 use crate::runtime::Stage;
 use crate::time::Clock;
@@ -33,6 +36,8 @@ use crate::time::Clock;
 pub(super) struct Edge<S> {
     pub(super) inner: S,
     pub(super) activity: Arc<Activity>,
+    /// The address of the connection's other end.
+    pub(super) peer: IpAddr,
     pub(super) settings: Rc<EdgeSettings>,
 }
 
@@ -44,8 +49,30 @@ pub(super) struct EdgeSettings {
     pub(super) leaving: Rc<Leaving>,
     pub(super) metrics: Metrics,
     pub(super) live: SharedLive,
+    pub(super) routes: Arc<Routes>,
+    /// Whether there is an upstream for requests without a route.
+    pub(super) has_default: bool,
     /// The time for the access log, if there is one.
     pub(super) access_log: Option<Clock>,
+}
+
+impl EdgeSettings {
+    /// Finds the way of a request of `peer`, and keeps it in its extensions.
+    fn route(&self, parts: &mut Parts, peer: IpAddr) -> Result<(), Problem> {
+        if self.routes.is_empty() && self.has_default {
+            return Ok(());
+        }
+        let client = self.live.load().trust.client(peer, &parts.headers);
+        let route = self.routes.find(parts, &HttpRequest::new(parts, client)).map(Arc::clone);
+        match route {
+            Some(route) => {
+                parts.extensions.insert(Routed(route));
+                Ok(())
+            }
+            None if self.has_default => Ok(()),
+            None => Err(Problem::NoRoute),
+        }
+    }
 }
 
 impl<S> hyper::service::Service<Request<Incoming>> for Edge<S>
@@ -72,9 +99,13 @@ where
             (!needs_http2(&parts)).then_some(settings.patience),
         );
         let grant = settings.live.load().cors.grant(&parts.headers);
-        let line = settings.access_log.as_ref().map(|clock| Line::begin(&mut parts, clock));
-        let step = match admit(&mut parts, &settings.max) {
+        let mut line = settings.access_log.as_ref().map(|clock| Line::begin(&mut parts, clock));
+        let admitted = admit(&mut parts, &settings.max);
+        let step = match admitted.and_then(|()| settings.route(&mut parts, self.peer)) {
             Ok(()) => {
+                if let Some(line) = &mut line {
+                    line.routed(upstream_of(&parts));
+                }
                 let request = Request::from_parts(parts, body);
                 Step::Inner { future: self.inner.clone().oneshot(request) }
             }

@@ -32,6 +32,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::body::{RequestBody, Upload, UploadFault};
 use super::config::{self, Timeouts};
+use super::egress::Destination;
 use super::limit::Admission;
 use super::metrics::Metrics;
 use super::response::{GatewayFault, Problem};
@@ -52,8 +53,9 @@ const WARN_INTERVAL: Duration = Duration::from_secs(10);
 /// One thread's connections to the upstream.
 #[derive(Debug)]
 pub(super) struct Upstream {
+    /// What it is.
+    pub(super) destination: Arc<Destination>,
     target: Target,
-    tls: Option<Arc<tls::Upstream>>,
     /// When a fault of TLS was last told.
     warned: Cell<Option<Timestamp>>,
     timeouts: Timeouts,
@@ -112,13 +114,12 @@ type SendResult = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>
 
 impl Upstream {
     pub(super) fn new(
-        target: &config::Upstream,
-        tls: Option<Arc<tls::Upstream>>,
+        destination: Arc<Destination>,
         timeouts: Timeouts,
         clock: Clock,
         metrics: Metrics,
     ) -> Self {
-        let target = match target {
+        let target = match &destination.upstream {
             config::Upstream::Http { authority } | config::Upstream::Https { authority } => {
                 match authority.parse() {
                     Ok(address) => Target::Address(address),
@@ -128,8 +129,8 @@ impl Upstream {
             config::Upstream::Unix(path) => Target::Unix(path.clone()),
         };
         Self {
+            destination,
             target,
-            tls,
             warned: Cell::default(),
             timeouts,
             clock,
@@ -236,7 +237,8 @@ impl Upstream {
         let now = self.clock.now();
         if self.warned.get().is_none_or(|last| now.since(last) >= WARN_INTERVAL) {
             self.warned.set(Some(now));
-            tracing::warn!(reason = %error, "no TLS with the upstream");
+            let upstream = self.destination.name.as_str();
+            tracing::warn!(upstream, reason = %error, "no TLS with the upstream");
         }
     }
 
@@ -355,7 +357,7 @@ impl Upstream {
                 tracing::debug!(%error, "the upstream cannot be reached");
                 Problem::BadGateway(GatewayFault::Unreachable)
             })?;
-            let (tls, io) = match (&self.tls, stream) {
+            let (tls, io) = match (&self.destination.tls, stream) {
                 (Some(tls), Stream::Tcp(io)) => (tls, io),
                 (_, stream) => return Ok(stream),
             };

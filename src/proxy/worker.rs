@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use http::HeaderValue;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use socket2::{SockRef, TcpKeepalive};
@@ -24,6 +23,7 @@ use tower::Layer;
 
 use super::config::{self, Config};
 use super::connection::{Activity, ClientStream, Watchdog, dismiss, dismiss_at_once, linger};
+use super::egress::{Destination, Destinations, Routes};
 use super::forward::{Forward, Shared};
 use super::headers::Peer;
 use super::limit::{Enforcer, FindClient, RateLimitLayer};
@@ -37,7 +37,6 @@ use super::upstream::Upstream;
 use crate::limiter::{Client, Companion};
 use crate::runtime::{Drain, Stage, spawn_local};
 use crate::time::Clock;
-use crate::tls;
 
 /// Connections beyond the maximum that may take their time to hear so; more are
 /// told at once or not at all.
@@ -63,7 +62,8 @@ const HTTP2_PENDING_RESETS: usize = 20;
 /// What a thread is made of, before it runs.
 pub(super) struct Worker<C: Companion> {
     pub(super) listener: std::net::TcpListener,
-    pub(super) tls: Option<Arc<tls::Upstream>>,
+    pub(super) destinations: Destinations,
+    pub(super) routes: Arc<Routes>,
     pub(super) config: Arc<Config>,
     pub(super) enforcer: Arc<Enforcer<C>>,
     pub(super) live: SharedLive,
@@ -221,22 +221,22 @@ impl<C: Companion> Worker<C> {
             }
         };
         let config = self.config;
-        let upstream = Rc::new(Upstream::new(
-            &config.upstream,
-            self.tls.clone(),
-            config.timeouts,
-            self.clock.clone(),
-            self.metrics.clone(),
-        ));
+        let connect = |destination: &Arc<Destination>| {
+            let (clock, metrics) = (self.clock.clone(), self.metrics.clone());
+            Rc::new(Upstream::new(Arc::clone(destination), config.timeouts, clock, metrics))
+        };
+        let has_default = self.destinations.default.is_some();
         let limiter = Arc::clone(&self.enforcer);
+        let routes = Arc::clone(&self.routes);
         let shared = Rc::new(Shared {
-            upstream: Rc::clone(&upstream),
+            default: self.destinations.default.as_ref().map(connect),
+            named: self.destinations.named.iter().map(connect).collect(),
             live: Arc::clone(&self.live),
             metrics: self.metrics.clone(),
             drain: self.drain.clone(),
-            default_host: default_host(&config.upstream),
-            replaces_host: config.upstream_host == config::UpstreamHost::Upstream,
-            is_keyed: Box::new(move |name| is_keyed(&limiter.limiter().limits(), name)),
+            is_keyed: Box::new(move |name| {
+                is_keyed(&limiter.limiter().limits(), name) || routes.look_at(name)
+            }),
         });
         let leaving = Leaving::follow(self.drain.clone());
         let running = Rc::new(Running {
@@ -247,6 +247,8 @@ impl<C: Companion> Worker<C> {
                 leaving: Rc::clone(&leaving),
                 metrics: self.metrics.clone(),
                 live: self.live,
+                routes: self.routes,
+                has_default,
                 access_log: self.access_log.then(|| self.clock.clone()),
             }),
             leaving,
@@ -265,7 +267,7 @@ impl<C: Companion> Worker<C> {
             () = running.here.drained() => {}
             () = running.drain.reached(Stage::Aborting) => {}
         }
-        upstream.close_idle();
+        running.shared.upstreams().for_each(|upstream| upstream.close_idle());
     }
 }
 
@@ -279,7 +281,7 @@ impl<C: Companion> Running<C> {
                 biased;
                 () = &mut closing => break,
                 _ = reap.tick() => {
-                    self.shared.upstream.reap();
+                    self.shared.upstreams().for_each(|upstream| upstream.reap());
                     continue;
                 }
                 accepted = listener.accept() => accepted,
@@ -389,6 +391,7 @@ impl<C: Companion> Running<C> {
         let edge = Edge {
             inner: limited,
             activity: Arc::clone(&activity),
+            peer,
             settings: Rc::clone(&self.settings),
         };
         let (builder, leaving, timeouts, metrics) = (
@@ -500,21 +503,6 @@ fn server(config: &Config) -> auto::Builder<LocalExecutor> {
         .keep_alive_interval(HTTP2_PING_INTERVAL)
         .keep_alive_timeout(HTTP2_PING_TIMEOUT);
     builder
-}
-
-fn default_host(upstream: &config::Upstream) -> HeaderValue {
-    let localhost = HeaderValue::from_static("localhost");
-    match upstream {
-        config::Upstream::Http { authority } => host_field(authority, ":80"),
-        config::Upstream::Https { authority } => host_field(authority, ":443"),
-        config::Upstream::Unix(_) => localhost,
-    }
-}
-
-/// An authority as `Host` has it, without the scheme's own port.
-fn host_field(authority: &str, usual_port: &str) -> HeaderValue {
-    let host = authority.strip_suffix(usual_port).unwrap_or(authority);
-    HeaderValue::from_str(host).unwrap_or(HeaderValue::from_static("localhost"))
 }
 
 /// Whether an error of `accept` concerns only the connection that it would have

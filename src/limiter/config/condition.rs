@@ -10,13 +10,16 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use super::super::path::PathPattern;
 use super::super::rule::Condition;
 use super::text::{is_token, notation};
-use crate::settings::NetworkText;
+use crate::settings::{NameText, NetworkText};
 
 /// Which requests; all that is named must hold.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "Condition")]
 pub struct ConditionConfig {
+    /// The name of the upstream that the request is for; `default` is
+    /// `proxy.upstream`.
+    upstream: Option<UpstreamName>,
     /// The path: with a trailing `/` a prefix of whole segments, else exact.
     path: Option<PathText>,
     /// Any of these methods.
@@ -30,16 +33,29 @@ pub struct ConditionConfig {
 }
 
 impl ConditionConfig {
+    /// The requests for the upstream called `name`.
+    pub(super) fn for_upstream(name: String) -> Self {
+        Self { upstream: Some(UpstreamName(name)), ..Self::default() }
+    }
+
+    /// The upstream that it names.
+    pub fn upstream(&self) -> Option<&str> {
+        self.upstream.as_ref().map(|name| name.0.as_str())
+    }
+
     pub(super) fn is_empty(&self) -> bool {
-        self.path.is_none()
+        self.upstream.is_none()
+            && self.path.is_none()
             && self.methods.is_none()
             && self.host.is_none()
             && self.headers.0.is_empty()
             && self.cidrs.is_none()
     }
 
-    pub(super) fn compile(&self) -> Condition {
+    /// The condition that this text means.
+    pub fn compile(&self) -> Condition {
         Condition {
+            upstream: self.upstream.as_ref().map(|name| name.0.clone()),
             path: self.path.as_ref().map(|path| path.0.clone()),
             methods: self.methods.iter().flatten().map(|method| method.0.clone()).collect(),
             host: self.host.as_ref().map(|host| host.0.clone()),
@@ -48,6 +64,19 @@ impl ConditionConfig {
         }
     }
 }
+
+/// The name of an upstream.
+#[derive(Clone, Debug)]
+struct UpstreamName(String);
+
+notation!(
+    UpstreamName,
+    "the name of an upstream",
+    |text| {
+        if NameText::is_valid(&text) { Ok(Self(text)) } else { Err(NameText::refusal(&text)) }
+    },
+    { "type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$", "examples": ["acme"] }
+);
 
 /// A path pattern as text.
 #[derive(Clone, Debug)]

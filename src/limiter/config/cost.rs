@@ -12,6 +12,7 @@ use super::super::cost::Cost;
 use super::super::tokens::Tokens;
 use super::condition::{ConditionConfig, HeaderText};
 use super::text::{notation, whole_tokens};
+use crate::settings::PathSegment;
 
 /// What one request costs.
 #[derive(Clone, Debug)]
@@ -68,6 +69,19 @@ impl CostConfig {
     /// Whether it is read from a header, which takes a trusted proxy.
     pub const fn is_from_header(&self) -> bool {
         matches!(self.0, Form::Header(_))
+    }
+
+    /// The upstreams that its cases name, with their paths from the cost down.
+    pub(super) fn upstreams(&self) -> Vec<(Vec<PathSegment>, &str)> {
+        let cases = match &self.0 {
+            Form::Cases(cases) => cases.as_slice(),
+            Form::Fixed(_) | Form::Header(_) => &[],
+        };
+        let named = cases.iter().enumerate().filter_map(|(index, case)| {
+            let path = vec![index.into(), "match".into(), "upstream".into()];
+            Some((path, case.condition.upstream()?))
+        });
+        named.collect()
     }
 
     /// What a limit makes of it. Every number was checked when it was read.

@@ -2,12 +2,13 @@
 //! force. Reading it back gives the same limit, except that keys of overrides
 //! whose part is a secret are not told.
 
+use serde::ser::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::super::cost::Cost;
 use super::super::limit::{Mode, Partition};
 use super::super::rule::{Condition, KeyPart, Missing};
-use super::LimitConfig;
+use super::{ConditionConfig, LimitConfig};
 
 /// In place of a secret.
 const MASKED: &str = "(secret)";
@@ -64,6 +65,13 @@ impl LimitConfig {
     }
 }
 
+/// As the configuration would write it.
+impl Serialize for ConditionConfig {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        condition(&self.compile()).serialize(to)
+    }
+}
+
 /// A blocked limit has no burst that could be written.
 fn add_burst(written: &mut Value, burst: Option<u64>) {
     if let (Some(burst), Value::Object(fields)) = (burst.filter(|burst| *burst > 0), written) {
@@ -74,6 +82,9 @@ fn add_burst(written: &mut Value, burst: Option<u64>) {
 fn condition(condition: &Condition) -> Value {
     let mut fields = Map::new();
     let mut add = |name: &str, value: Value| fields.insert(name.to_owned(), value);
+    if let Some(upstream) = &condition.upstream {
+        add("upstream", json!(upstream));
+    }
     if let Some(path) = &condition.path {
         add("path", json!(path.to_string()));
     }

@@ -15,6 +15,7 @@ mod cost;
 mod effective;
 mod key;
 mod text;
+mod window;
 
 pub use condition::ConditionConfig;
 pub use cost::CostConfig;
@@ -22,6 +23,7 @@ pub use key::KeyPartConfig;
 use key::ValueText;
 pub use text::{Burst, LimitName, RateText};
 use text::{MissingText, ModeText, PartitionText};
+pub use window::WindowConfig;
 
 use super::key::BucketId;
 use super::limit::{Limit, LimitSpec, Mode, Partition};
@@ -159,6 +161,40 @@ impl LimitConfig {
             max_wait: Duration::ZERO,
             partition: Partition::default(),
         }
+    }
+
+    /// The limit of the upstream called `name`: one bucket for all requests to it,
+    /// which never lets more than `window.requests` pass within `window.per`.
+    ///
+    /// # Errors
+    /// If the numbers do not go together, with a path from the window down.
+    pub fn of_upstream(
+        name: &str,
+        window: &WindowConfig,
+        sync_interval: Duration,
+    ) -> Result<Self, Fault> {
+        let (rate, burst) = window.paced(sync_interval)?;
+        let mut limit = Self::new(name.to_owned(), Vec::new(), rate, Some(burst));
+        limit.condition = ConditionConfig::for_upstream(name.to_owned());
+        Ok(limit)
+    }
+
+    /// The upstreams that its conditions name, with their paths from the limit down.
+    pub fn upstreams(&self) -> Vec<(Vec<PathSegment>, &str)> {
+        let mut named = Vec::new();
+        if let Some(name) = self.condition.upstream() {
+            named.push((vec!["match".into(), "upstream".into()], name));
+        }
+        for (index, exempt) in self.exempt.iter().enumerate() {
+            if let Some(name) = exempt.upstream() {
+                named.push((vec!["exempt".into(), index.into(), "upstream".into()], name));
+            }
+        }
+        for (mut path, name) in self.cost.upstreams() {
+            path.insert(0, "cost".into());
+            named.push((path, name));
+        }
+        named
     }
 
     /// The limit that this text means. `ipv6_prefix` is the number of leading

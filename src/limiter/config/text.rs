@@ -69,7 +69,7 @@ notation!(
 );
 
 /// The capacity of a bucket, in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Burst(pub u64);
 
 impl FromStr for Burst {

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use prometheus_client::registry::Registry;
 use tidegate::limiter::{Alone, Crowding, Limit, LimitSet, Limiter};
-use tidegate::proxy::{Config, Handle, Metrics, Proxy, Tuner};
+use tidegate::proxy::{
+    Config, EgressConfig, Handle, Metrics, Preview, Proxy, Tuner, UpstreamsConfig,
+};
 use tidegate::runtime::{DrainControl, Failure, Stage, Supervisor};
 use tidegate::time::{Clock, Timestamp};
 use tokio::sync::mpsc;
@@ -20,6 +22,7 @@ pub struct Setup {
     clock: Clock,
     workers: usize,
     crowding: Crowding,
+    egress: (UpstreamsConfig, EgressConfig),
 }
 
 /// A running proxy; dropping it ends it.
@@ -28,6 +31,7 @@ pub struct TestProxy {
     pub limiter: Arc<Limiter<Alone>>,
     pub handle: Handle,
     pub tuner: Tuner<Alone>,
+    pub preview: Preview<Alone>,
     control: DrainControl,
     clock: Clock,
     registry: Registry,
@@ -45,7 +49,20 @@ impl Setup {
         let mut config = Config::new(url.parse().unwrap());
         config.listen = "127.0.0.1:0".parse().unwrap();
         let (limits, clock) = (Vec::new(), Clock::monotonic());
-        Self { config, limits, clock, workers: 1, crowding: Crowding::default() }
+        let (crowding, egress) = (Crowding::default(), Default::default());
+        Self { config, limits, clock, workers: 1, crowding, egress }
+    }
+
+    /// By a file, in the notation of the configuration, of which `listen` is not
+    /// looked at.
+    pub fn of(text: &str) -> Self {
+        let config = tidegate::config::parse("test", text, &|_| None);
+        let config = config.unwrap_or_else(|error| panic!("{error}"));
+        let mut setup = Self::before_url("http://127.0.0.1:1");
+        setup.limits = config.limits().iter().map(|(_, limit)| limit.clone()).collect();
+        setup.egress = (config.upstreams, config.egress);
+        setup.config = Config { listen: setup.config.listen, ..config.proxy };
+        setup
     }
 
     /// Adds a limit.
@@ -98,10 +115,12 @@ impl Setup {
             self.workers,
         )
         .unwrap();
+        let (upstreams, egress) = self.egress;
+        let proxy = proxy.with_egress(&upstreams, &egress).unwrap();
         let (control, drain) = DrainControl::new();
         let (supervisor, failures) = Supervisor::new();
-        let tuner = proxy.tuner();
-        if let Some(following) = proxy.follow_files(drain.clone()) {
+        let (tuner, preview) = (proxy.tuner(), proxy.preview());
+        for following in proxy.follow_files(&drain) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.unwrap();
             std::thread::spawn(move || runtime.block_on(following));
@@ -113,6 +132,7 @@ impl Setup {
             limiter,
             handle,
             tuner,
+            preview,
             control,
             clock: self.clock,
             registry,
