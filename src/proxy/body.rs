@@ -10,17 +10,17 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
-use http::Version;
 use http::header::EXPECT;
+use http::{HeaderMap, Request, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::Sleep;
 
 use super::access::Line;
+use super::admission::{Admission, HandOver};
 use super::connection::Exchange;
-use super::upstream::Lease;
+use super::wire::Lease;
 use crate::runtime::spawn_local;
 
 /// A body this small that nobody wants is read, so that the connection lives on;
@@ -43,7 +43,14 @@ pub(super) struct RequestBody {
     /// `None`: the client may be silent for as long as it likes.
     patience: Option<Duration>,
     stall: Option<Pin<Box<Sleep>>>,
+    /// Not of the body, but the only thing of ours that comes with every request.
+    admission: Option<Admission>,
 }
+
+/// The [`Admission`] of a request comes with its body: extensions would cost an
+/// allocation for their table and one for what is in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WithBody;
 
 /// How an upload is going, for whoever waits for an answer to it.
 #[derive(Debug, Default)]
@@ -51,6 +58,7 @@ pub(super) struct Upload {
     fault: AtomicU8,
     frames: AtomicU64,
     awaited: AtomicBool,
+    ended: AtomicBool,
 }
 
 /// What the client did wrong while it sent a body.
@@ -75,7 +83,13 @@ pub(super) struct Body {
 #[derive(Debug)]
 enum Content {
     Own(Bytes),
-    Upstream { incoming: Incoming, ended: bool, lease: Option<Lease> },
+    Upstream {
+        incoming: Incoming,
+        ended: bool,
+        lease: Option<Lease>,
+        /// It broke off, which is still to be told.
+        broken: Option<hyper::Error>,
+    },
 }
 
 impl RequestBody {
@@ -97,6 +111,7 @@ impl RequestBody {
             left: max.unwrap_or(u64::MAX),
             patience,
             stall: None,
+            admission: None,
         }
     }
 
@@ -111,7 +126,13 @@ impl RequestBody {
             left: 0,
             patience: None,
             stall: None,
+            admission: None,
         }
+    }
+
+    /// What came with the request, once.
+    pub(super) fn take_admission(&mut self) -> Option<Admission> {
+        self.admission.take()
     }
 
     /// How the upload is going; `None` for a request without a body.
@@ -197,6 +218,7 @@ impl Drop for RequestBody {
     fn drop(&mut self) {
         if let Some(upload) = &self.upload {
             upload.awaited.store(false, Ordering::Relaxed);
+            upload.ended.store(true, Ordering::Relaxed);
         }
         let Some(incoming) = self.incoming.take().filter(|body| !body.is_end_stream()) else {
             return;
@@ -217,6 +239,14 @@ impl Drop for RequestBody {
         } else if let Some(exchange) = exchange {
             exchange.activity().leave_body_unread();
         }
+    }
+}
+
+impl HandOver<RequestBody> for WithBody {
+    const REFUNDS: bool = true;
+
+    fn hand_over(&self, request: &mut Request<RequestBody>, admission: Admission) {
+        request.body_mut().admission = Some(admission);
     }
 }
 
@@ -249,6 +279,11 @@ impl Upload {
         self.awaited.load(Ordering::Relaxed)
     }
 
+    /// Whether nothing more of it will be sent on.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
     /// How many pieces have come.
     pub(super) fn frames(&self) -> u64 {
         self.frames.load(Ordering::Relaxed)
@@ -271,7 +306,7 @@ impl Body {
     /// The upstream's body. `lease` is kept until it has ended.
     pub(super) fn upstream(incoming: Incoming, lease: Option<Lease>) -> Self {
         Self {
-            content: Content::Upstream { incoming, ended: false, lease },
+            content: Content::Upstream { incoming, ended: false, lease, broken: None },
             exchange: None,
             line: None,
         }
@@ -307,14 +342,33 @@ impl HttpBody for Body {
                 let bytes = std::mem::take(bytes);
                 Poll::Ready((!bytes.is_empty()).then(|| Ok(Frame::data(bytes))))
             }
-            Content::Upstream { incoming, ended, .. } => {
-                let polled = Pin::new(incoming).poll_frame(cx);
-                *ended |= match &polled {
-                    Poll::Ready(Some(Ok(frame))) => frame.is_trailers(),
-                    Poll::Ready(None) => true,
-                    Poll::Ready(Some(Err(_))) | Poll::Pending => false,
+            Content::Upstream { incoming, ended, lease, broken } => {
+                if let Some(error) = broken.take() {
+                    return Poll::Ready(Some(Err(error)));
+                }
+                let mut next = |cx: &mut Context<'_>| Pin::new(&mut *incoming).poll_frame(cx);
+                let polled = match lease {
+                    Some(lease) => lease.poll_with(cx, next),
+                    None => next(cx),
                 };
-                polled
+                match polled {
+                    Poll::Ready(Some(Ok(frame))) => {
+                        *ended |= frame.is_trailers();
+                        Poll::Ready(Some(Ok(frame)))
+                    }
+                    Poll::Ready(None) => {
+                        *ended = true;
+                        Poll::Ready(None)
+                    }
+                    // What came before must leave first: an error ends the client's
+                    // connection with all that is still to be written.
+                    Poll::Ready(Some(Err(error))) => {
+                        *broken = Some(error);
+                        cx.waker().wake_by_ref();
+                        Poll::Pending
+                    }
+                    Poll::Pending => Poll::Pending,
+                }
             }
         };
         if let Some(line) = &mut self.line
@@ -342,7 +396,7 @@ impl HttpBody for Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        if let Content::Upstream { incoming, ended, lease } = &mut self.content
+        if let Content::Upstream { incoming, ended, lease, .. } = &mut self.content
             && (*ended || incoming.is_end_stream())
             && let Some(lease) = lease.take()
         {

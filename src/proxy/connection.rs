@@ -13,7 +13,6 @@
 //! That answer is not sent; which status it was is noted, so that the proxy can
 //! answer in its own form.
 
-use std::future::Future;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
@@ -28,8 +27,8 @@ use std::time::Duration;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::Sleep;
 
+use super::alarm::Alarm;
 use super::config::Timeouts;
 use super::protocol::{Blocks, Protocol};
 use super::response::Problem;
@@ -96,12 +95,9 @@ pub(super) struct ClientStream {
     protocol: Protocol,
 }
 
-/// The timer of a connection. Armed lazily: a deadline that moves back costs
-/// nothing until the old one has passed.
+/// The timer of a connection.
 #[derive(Debug, Default)]
-pub(super) struct Watchdog {
-    armed: Option<(Timestamp, Pin<Box<Sleep>>)>,
-}
+pub(super) struct Watchdog(Alarm);
 
 impl Activity {
     pub(super) fn new(clock: Clock) -> Self {
@@ -303,26 +299,10 @@ impl Watchdog {
         timeouts: &Timeouts,
         cx: &mut Context<'_>,
     ) -> Poll<()> {
-        loop {
-            let Some(deadline) = activity.deadline(timeouts) else {
-                self.armed = None;
-                return Poll::Pending;
-            };
-            match &mut self.armed {
-                Some((armed, sleep)) if *armed <= deadline => {
-                    if sleep.as_mut().poll(cx).is_pending() {
-                        return Poll::Pending;
-                    }
-                    self.armed = None;
-                    if activity.clock.now() >= deadline {
-                        return Poll::Ready(());
-                    }
-                }
-                _ => {
-                    let wait = deadline.since(activity.clock.now());
-                    self.armed = Some((deadline, Box::pin(tokio::time::sleep(wait))));
-                }
-            }
+        match activity.deadline(timeouts) {
+            Some(deadline) => self.0.poll_due(deadline, &activity.clock, cx),
+            // It stays armed: the next deadline will be a later one.
+            None => Poll::Pending,
         }
     }
 }

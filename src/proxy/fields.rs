@@ -109,10 +109,14 @@ impl Presentation {
             .map(|nanos| nanos.div_ceil(1_000_000_000));
         let standard = if standard {
             let view = self.view(nearest.limit)?;
-            let mut state = String::with_capacity(view.quoted_name.len() + 24);
-            let _ = write!(state, "{};r={remaining}", view.quoted_name);
+            let name = view.quoted_name.as_bytes();
+            let length = name.len() + 3 + digits(remaining) + reset.map_or(0, |t| 3 + digits(t));
+            // Of the exact length, or the value would be copied once more.
+            let mut state = Vec::with_capacity(length);
+            state.extend_from_slice(name);
+            push_number(&mut state, b";r=", remaining);
             if let Some(reset) = reset {
-                let _ = write!(state, ";t={reset}");
+                push_number(&mut state, b";t=", reset);
             }
             Some([self.policy(decision, told)?, value(state)?])
         } else {
@@ -188,8 +192,10 @@ impl Fields {
     /// Writes the fields, in place of any that the upstream sent.
     pub(super) fn insert(self, headers: &mut HeaderMap) {
         if let Some([policy, state]) = self.standard {
-            for name in &OLDER_DRAFTS {
-                headers.remove(name);
+            if headers.keys().any(|name| name.as_str().starts_with("ratelimit-")) {
+                for name in &OLDER_DRAFTS {
+                    headers.remove(name);
+                }
             }
             headers.insert(&RATELIMIT_POLICY, policy);
             headers.insert(&RATELIMIT, state);
@@ -210,6 +216,26 @@ fn exhaustion(a: &Check, b: &Check) -> Ordering {
     };
     let full_in = |check: &Check| check.full_in.unwrap_or(u64::MAX);
     left(a, b).cmp(&left(b, a)).then_with(|| full_in(b).cmp(&full_in(a)))
+}
+
+/// How many decimal digits `number` has.
+const fn digits(number: u64) -> usize {
+    match number.checked_ilog10() {
+        Some(last) => last as usize + 1,
+        None => 1,
+    }
+}
+
+/// Writes `before` and `number` in decimal digits. Each answer has two: the formatting
+/// of the standard library takes several times as long.
+fn push_number(text: &mut Vec<u8>, before: &[u8], mut number: u64) {
+    text.extend_from_slice(before);
+    let start = text.len();
+    text.resize(start + digits(number), b'0');
+    for digit in text[start..].iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
 }
 
 fn policy(quoted_name: &str, quota: &Quota) -> String {
@@ -236,6 +262,21 @@ fn sf_string(text: &str) -> String {
     quoted
 }
 
-fn value(text: String) -> Option<HeaderValue> {
-    HeaderValue::from_maybe_shared(Bytes::from(text)).ok()
+fn value(text: impl Into<Bytes>) -> Option<HeaderValue> {
+    HeaderValue::from_maybe_shared(text.into()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_as_the_standard_library_does() {
+        for number in [0, 1, 9, 10, 1_234_567, u64::from(u32::MAX), u64::MAX] {
+            let mut text = Vec::new();
+            push_number(&mut text, b"x=", number);
+            assert_eq!(text, format!("x={number}").as_bytes());
+            assert_eq!(digits(number), text.len() - 2);
+        }
+    }
 }

@@ -15,10 +15,10 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tower::Service;
 
+use super::admission::Admission;
 use super::body::{Body, RequestBody};
 use super::egress::{Route, Routed};
-use super::headers::{self, BodyShape, Peer};
-use super::limit::Admission;
+use super::headers::{self, BodyShape, Peer, Present};
 use super::live::SharedLive;
 use super::metrics::Metrics;
 use super::request::needs_http2;
@@ -82,23 +82,40 @@ impl Service<Request<RequestBody>> for Forward {
     }
 
     fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
-        let this = self.clone();
+        let asker = Asker::new(request.method(), request.headers());
+        let outgoing = self.prepare(request);
+        let (shared, open) = (Rc::clone(&self.shared), Rc::clone(&self.open));
+        // What is moved into this block is copied once more, and what it holds while it
+        // waits is allocated for each request: so it is little.
         Box::pin(async move {
-            let asker = Asker::new(request.method(), request.headers());
-            let answer = this.forward(request).await;
+            let answer = match outgoing {
+                Ok(mut outgoing) => outgoing.send(&shared, &open).await,
+                Err(problem) => Err(problem),
+            };
             Ok(answer.unwrap_or_else(|problem| problem.answer(&asker)))
         })
     }
 }
 
+/// A request as the upstream gets it.
+struct Outgoing {
+    upstream: Rc<Upstream>,
+    /// `None` once it was sent.
+    request: Option<Request<RequestBody>>,
+    admission: Option<Admission>,
+    upgrade: Option<OnUpgrade>,
+    http2: bool,
+}
+
 impl Forward {
-    async fn forward(&self, request: Request<RequestBody>) -> Result<Response<Body>, Problem> {
-        let Self { shared, peer, open } = self;
-        let (mut parts, body) = request.into_parts();
-        let admission = parts.extensions.remove::<Admission>();
+    /// Makes a request one of our own.
+    fn prepare(&self, request: Request<RequestBody>) -> Result<Outgoing, Problem> {
+        let Self { shared, peer, .. } = self;
+        let (mut parts, mut body) = request.into_parts();
+        let admission = body.take_admission();
         let routed = parts.extensions.remove::<Routed>();
         let route = routed.as_ref().map(|routed| &*routed.0);
-        let upstream = shared.way(route)?;
+        let upstream = Rc::clone(shared.way(route)?);
         let destination = &upstream.destination;
         if let Some(route) = route {
             route.strip(&mut parts.uri);
@@ -117,11 +134,12 @@ impl Forward {
             let client = trust.client(peer.ip, &parts.headers).ip();
             (peer, client)
         };
-        headers::prepare_request(&mut parts.headers, parts.version, shape, &*shared.is_keyed);
-        if !parts.headers.contains_key(HOST) {
+        let keyed = &*shared.is_keyed;
+        let present = headers::prepare_request(&mut parts.headers, parts.version, shape, keyed);
+        if !present.has(Present::HOST) {
             parts.headers.insert(HOST, destination.host.clone());
         }
-        if headers::set_forwarding(&mut parts.headers, &peer, client) {
+        if headers::set_forwarding(&mut parts.headers, present, &peer, client) {
             shared.metrics.ignored_forwarding.inc();
         }
         if destination.replaces_host {
@@ -130,16 +148,29 @@ impl Forward {
         if upgrade.is_some() {
             headers::insert_websocket(&mut parts.headers);
         }
-
-        let (response, lease) = if http2 {
+        if http2 {
             parts.version = Version::HTTP_2;
             to_absolute_form(&mut parts)?;
-            let request = Request::from_parts(parts, body);
-            upstream.send_http2(request, admission.as_ref()).await?
         } else {
             parts.version = Version::HTTP_11;
-            let request = Request::from_parts(parts, body);
-            upstream.send_http1(request, admission.as_ref()).await?
+        }
+        let request = Some(Request::from_parts(parts, body));
+        Ok(Outgoing { upstream, request, admission, upgrade, http2 })
+    }
+}
+
+impl Outgoing {
+    /// Sends the request, and makes its answer one of our own.
+    async fn send(
+        &mut self,
+        shared: &Shared,
+        open: &Rc<OpenConnection>,
+    ) -> Result<Response<Body>, Problem> {
+        let (request, admission) = (&mut self.request, self.admission.as_ref());
+        let (response, lease) = if self.http2 {
+            self.upstream.send_http2(request, admission).await?
+        } else {
+            self.upstream.send_http1(request, admission).await?
         };
 
         let (mut parts, incoming) = response.into_parts();
@@ -149,10 +180,13 @@ impl Forward {
         if parts.status == StatusCode::SWITCHING_PROTOCOLS {
             let theirs = parts.extensions.remove::<OnUpgrade>();
             let (Some(ours), Some(theirs), true) =
-                (upgrade, theirs, headers::agrees_to_websocket(&parts.headers))
+                (self.upgrade.take(), theirs, headers::agrees_to_websocket(&parts.headers))
             else {
                 return Err(Problem::BadGateway(GatewayFault::UnaskedUpgrade));
             };
+            if let Some(lease) = lease {
+                lease.upgraded();
+            }
             headers::prepare_response(&mut parts.headers);
             headers::insert_websocket(&mut parts.headers);
             bridge(ours, theirs, Rc::clone(open), shared.drain.clone());

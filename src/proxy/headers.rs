@@ -39,6 +39,70 @@ pub(super) struct Peer {
     text: HeaderValue,
 }
 
+/// Which of the fields that a proxy has something to do with a message has. Looking
+/// them up one by one costs more than all else that is done with them: most messages
+/// have none or one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Present(u32);
+
+impl Present {
+    pub(super) const CONNECTION: Self = Self(1);
+    pub(super) const CONTENT_LENGTH: Self = Self(1 << 1);
+    pub(super) const TRANSFER_ENCODING: Self = Self(1 << 2);
+    pub(super) const TRAILER: Self = Self(1 << 3);
+    pub(super) const TE: Self = Self(1 << 4);
+    pub(super) const UPGRADE: Self = Self(1 << 5);
+    pub(super) const EXPECT: Self = Self(1 << 6);
+    pub(super) const PROXY_AUTHORIZATION: Self = Self(1 << 7);
+    pub(super) const PROXY_AUTHENTICATE: Self = Self(1 << 8);
+    pub(super) const COOKIE: Self = Self(1 << 9);
+    pub(super) const VIA: Self = Self(1 << 10);
+    pub(super) const HOST: Self = Self(1 << 11);
+    /// What tells how long a body is.
+    pub(super) const FRAMING: Self = Self(Self::CONTENT_LENGTH.0 | Self::TRANSFER_ENCODING.0);
+    /// Any that says for whom a request is forwarded, however it is spelled.
+    pub(super) const FORWARDING: Self = Self(1 << 12);
+    pub(super) const KEEP_ALIVE: Self = Self(1 << 13);
+    pub(super) const PROXY_CONNECTION: Self = Self(1 << 14);
+    pub(super) const HTTP2_SETTINGS: Self = Self(1 << 15);
+
+    /// Those in `headers`.
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        Self(headers.keys().fold(0, |set, name| set | Self::bit(name)))
+    }
+
+    /// Whether at least one of `fields` is there.
+    pub(super) const fn has(self, fields: Self) -> bool {
+        self.0 & fields.0 != 0
+    }
+
+    fn bit(name: &HeaderName) -> u32 {
+        let field = match *name {
+            CONNECTION => Self::CONNECTION,
+            CONTENT_LENGTH => Self::CONTENT_LENGTH,
+            TRANSFER_ENCODING => Self::TRANSFER_ENCODING,
+            TRAILER => Self::TRAILER,
+            TE => Self::TE,
+            UPGRADE => Self::UPGRADE,
+            EXPECT => Self::EXPECT,
+            PROXY_AUTHORIZATION => Self::PROXY_AUTHORIZATION,
+            PROXY_AUTHENTICATE => Self::PROXY_AUTHENTICATE,
+            COOKIE => Self::COOKIE,
+            VIA => Self::VIA,
+            HOST => Self::HOST,
+            FORWARDED => Self::FORWARDING,
+            _ => match name.as_str() {
+                "keep-alive" => Self::KEEP_ALIVE,
+                "proxy-connection" => Self::PROXY_CONNECTION,
+                "http2-settings" => Self::HTTP2_SETTINGS,
+                other if is_forwarding(other) => Self::FORWARDING,
+                _ => Self(0),
+            },
+        };
+        field.0
+    }
+}
+
 /// What the upstream needs to know about the body that follows a request head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BodyShape {
@@ -96,27 +160,41 @@ pub(super) fn insert_websocket(headers: &mut HeaderMap) {
 }
 
 /// Prepares the fields of a request for the upstream. `keyed` says which fields
-/// limits look at.
+/// limits look at. Returns which fields there were before.
 pub(super) fn prepare_request(
     headers: &mut HeaderMap,
     version: Version,
     body: BodyShape,
     keyed: &dyn Fn(&HeaderName) -> bool,
-) {
-    let trailers = lists_token(headers, &TE, b"trailers");
-    let framed = headers.contains_key(CONTENT_LENGTH);
-    remove_nominated(headers, |name| is_protected(name) || keyed(name));
-    for name in [&KEEP_ALIVE, &PROXY_CONNECTION, &HTTP2_SETTINGS] {
-        headers.remove(name);
+) -> Present {
+    let present = Present::of(headers);
+    let trailers = present.has(Present::TE) && lists_token(headers, &TE, b"trailers");
+    let framed = present.has(Present::CONTENT_LENGTH);
+    if present.has(Present::CONNECTION) {
+        remove_nominated(headers, |name| is_protected(name) || keyed(name));
+        headers.remove(CONNECTION);
     }
-    for name in [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE, PROXY_AUTHORIZATION, EXPECT] {
-        headers.remove(name);
-    }
-    // Only behind a body of unknown length can there be any.
-    if body.empty || body.exact || framed {
-        headers.remove(TRAILER);
-    } else if headers.contains_key(TRAILER) {
-        restrict_trailers(headers, keyed);
+    remove_present(
+        headers,
+        present,
+        [
+            (Present::KEEP_ALIVE, &KEEP_ALIVE),
+            (Present::PROXY_CONNECTION, &PROXY_CONNECTION),
+            (Present::HTTP2_SETTINGS, &HTTP2_SETTINGS),
+            (Present::TE, &TE),
+            (Present::TRANSFER_ENCODING, &TRANSFER_ENCODING),
+            (Present::UPGRADE, &UPGRADE),
+            (Present::PROXY_AUTHORIZATION, &PROXY_AUTHORIZATION),
+            (Present::EXPECT, &EXPECT),
+        ],
+    );
+    if present.has(Present::TRAILER) {
+        // Only behind a body of unknown length can there be any.
+        if body.empty || body.exact || framed {
+            headers.remove(TRAILER);
+        } else if headers.contains_key(TRAILER) {
+            restrict_trailers(headers, keyed);
+        }
     }
     if trailers {
         headers.insert(TE, TRAILERS.clone());
@@ -125,8 +203,24 @@ pub(super) fn prepare_request(
     if !body.empty && !body.exact && !framed {
         headers.insert(TRANSFER_ENCODING, CHUNKED.clone());
     }
-    join_cookies(headers);
-    append_via(headers, version);
+    if present.has(Present::COOKIE) {
+        join_cookies(headers);
+    }
+    append_via(headers, version, present);
+    present
+}
+
+/// Removes those of `fields` that are there.
+fn remove_present<const N: usize>(
+    headers: &mut HeaderMap,
+    present: Present,
+    fields: [(Present, &HeaderName); N],
+) {
+    for (field, name) in fields {
+        if present.has(field) {
+            headers.remove(name);
+        }
+    }
 }
 
 /// Announces only those trailers that may pass: an upstream may read them as if
@@ -154,17 +248,28 @@ fn restrict_trailers(headers: &mut HeaderMap, keyed: &dyn Fn(&HeaderName) -> boo
 
 /// Prepares the fields of an answer for the client.
 pub(super) fn prepare_response(headers: &mut HeaderMap) {
-    remove_nominated(headers, |name| *name == CONTENT_LENGTH || *name == TRANSFER_ENCODING);
-    if headers.remove(TRANSFER_ENCODING).is_some() {
+    let present = Present::of(headers);
+    if present.has(Present::CONNECTION) {
+        remove_nominated(headers, |name| *name == CONTENT_LENGTH || *name == TRANSFER_ENCODING);
+        headers.remove(CONNECTION);
+    }
+    if present.has(Present::TRANSFER_ENCODING) {
+        headers.remove(TRANSFER_ENCODING);
         // The length was a lie, or an attempt at splitting answers.
         headers.remove(CONTENT_LENGTH);
     }
-    for name in [&KEEP_ALIVE, &PROXY_CONNECTION, &HTTP2_SETTINGS] {
-        headers.remove(name);
-    }
-    for name in [CONNECTION, TE, UPGRADE, PROXY_AUTHENTICATE] {
-        headers.remove(name);
-    }
+    remove_present(
+        headers,
+        present,
+        [
+            (Present::KEEP_ALIVE, &KEEP_ALIVE),
+            (Present::PROXY_CONNECTION, &PROXY_CONNECTION),
+            (Present::HTTP2_SETTINGS, &HTTP2_SETTINGS),
+            (Present::TE, &TE),
+            (Present::UPGRADE, &UPGRADE),
+            (Present::PROXY_AUTHENTICATE, &PROXY_AUTHENTICATE),
+        ],
+    );
 }
 
 /// Removes every field that any line of `Connection` names, unless protected.
@@ -209,10 +314,25 @@ fn is_forwarding(name: &str) -> bool {
 }
 
 /// Says for whom the request is forwarded. From a peer that is not trusted the
-/// whole family is replaced; a trusted one's is appended to. Returns whether a
-/// peer's word was ignored.
-pub(super) fn set_forwarding(headers: &mut HeaderMap, peer: &Peer, client: IpAddr) -> bool {
+/// whole family is replaced; a trusted one's is appended to. `present` is from before
+/// anything was set. Returns whether a peer's word was ignored.
+pub(super) fn set_forwarding(
+    headers: &mut HeaderMap,
+    present: Present,
+    peer: &Peer,
+    client: IpAddr,
+) -> bool {
     let mut ignored = false;
+    let real = if client == peer.ip { peer.text.clone() } else { address_value(client) };
+    if !present.has(Present::FORWARDING) {
+        headers.insert(&X_FORWARDED_FOR, peer.text.clone());
+        headers.insert(&X_FORWARDED_PROTO, HTTP.clone());
+        if let Some(host) = headers.get(HOST).cloned() {
+            headers.insert(&X_FORWARDED_HOST, host);
+        }
+        headers.insert(&X_REAL_IP, real);
+        return ignored;
+    }
     if !peer.trusted {
         let untrue: SmallVec<[HeaderName; 4]> =
             headers.keys().filter(|name| is_forwarding(name.as_str())).cloned().collect();
@@ -239,8 +359,7 @@ pub(super) fn set_forwarding(headers: &mut HeaderMap, peer: &Peer, client: IpAdd
     {
         headers.insert(&X_FORWARDED_HOST, host);
     }
-    let client = if client == peer.ip { peer.text.clone() } else { address_value(client) };
-    headers.insert(&X_REAL_IP, client);
+    headers.insert(&X_REAL_IP, real);
     ignored
 }
 
@@ -268,7 +387,7 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-fn append_via(headers: &mut HeaderMap, version: Version) {
+fn append_via(headers: &mut HeaderMap, version: Version, present: Present) {
     static HTTP_1: HeaderValue = HeaderValue::from_static("1.1 tidegate");
     static HTTP_1_0: HeaderValue = HeaderValue::from_static("1.0 tidegate");
     static HTTP_2: HeaderValue = HeaderValue::from_static("2.0 tidegate");
@@ -279,7 +398,11 @@ fn append_via(headers: &mut HeaderMap, version: Version) {
     } else {
         &HTTP_1
     };
-    append_element(headers, &VIA, element);
+    if present.has(Present::VIA) {
+        append_element(headers, &VIA, element);
+    } else {
+        headers.insert(VIA, element.clone());
+    }
 }
 
 fn join(headers: &HeaderMap, name: &HeaderName, separator: &[u8]) -> Option<Vec<u8>> {
@@ -327,6 +450,35 @@ mod tests {
             assert!(headers.contains_key(name), "{name}");
         }
         assert!(!headers.contains_key("x-gone") && !headers.contains_key("connection"));
+    }
+
+    #[test]
+    fn each_field_of_interest_is_seen_and_no_other() {
+        for (name, field) in [
+            ("connection", Present::CONNECTION),
+            ("content-length", Present::CONTENT_LENGTH),
+            ("transfer-encoding", Present::TRANSFER_ENCODING),
+            ("trailer", Present::TRAILER),
+            ("te", Present::TE),
+            ("upgrade", Present::UPGRADE),
+            ("expect", Present::EXPECT),
+            ("proxy-authorization", Present::PROXY_AUTHORIZATION),
+            ("proxy-authenticate", Present::PROXY_AUTHENTICATE),
+            ("cookie", Present::COOKIE),
+            ("via", Present::VIA),
+            ("host", Present::HOST),
+            ("forwarded", Present::FORWARDING),
+            ("x-real-ip", Present::FORWARDING),
+            ("x_forwarded-for", Present::FORWARDING),
+            ("x-forwarded-port", Present::FORWARDING),
+            ("keep-alive", Present::KEEP_ALIVE),
+            ("proxy-connection", Present::PROXY_CONNECTION),
+            ("http2-settings", Present::HTTP2_SETTINGS),
+        ] {
+            let headers = map(&[("accept", "*/*"), (name, "x"), ("x-forward", "y")]);
+            assert_eq!(Present::of(&headers), field, "{name}");
+        }
+        assert_eq!(Present::of(&map(&[("accept", "*/*"), ("x-real", "y")])), Present(0));
     }
 
     #[test]
@@ -380,7 +532,8 @@ mod tests {
             ("x-real-ip", "1.1.1.1"),
             ("x-forwarded-host", "evil"),
         ]);
-        assert!(set_forwarding(&mut headers, &peer, peer.ip));
+        let present = Present::of(&headers);
+        assert!(set_forwarding(&mut headers, present, &peer, peer.ip));
         assert_eq!(values(&headers, "x-forwarded-for"), ["127.0.0.2"]);
         assert_eq!(values(&headers, "x-forwarded-host"), ["a.example"]);
         assert_eq!(values(&headers, "x-forwarded-proto"), ["http"]);
@@ -397,7 +550,8 @@ mod tests {
             ("forwarded", "for=203.0.113.5"),
             ("x-forwarded-proto", "https"),
         ]);
-        assert!(!set_forwarding(&mut headers, &peer, "203.0.113.5".parse().unwrap()));
+        let present = Present::of(&headers);
+        assert!(!set_forwarding(&mut headers, present, &peer, "203.0.113.5".parse().unwrap()));
         assert_eq!(values(&headers, "x-forwarded-for"), ["9.9.9.9, 203.0.113.5, ::1"]);
         assert_eq!(values(&headers, "forwarded"), ["for=203.0.113.5, for=\"[::1]\""]);
         assert_eq!(values(&headers, "x-forwarded-proto"), ["https"]);

@@ -18,13 +18,13 @@ use crate::time::Timestamp;
 
 /// A request, and the service that it goes to when it is its turn. Kept in one
 /// allocation, which only requests that wait pay for.
-pub(super) struct Held<S, C: Companion, B> {
+pub(super) struct Held<S, C: Companion, H, B> {
     wait: Wait<C>,
     /// None once it has gone on.
     pub(super) request: Option<(Parts, B)>,
     pub(super) inner: S,
     pub(super) client: Client,
-    pub(super) refunding: bool,
+    pub(super) hand_over: H,
 }
 
 /// A place in the lines. Dropping it gives the place up.
@@ -44,7 +44,7 @@ pub(super) struct Heard {
     pub(super) time: Duration,
 }
 
-impl<S, C: Companion, B> Held<S, C, B> {
+impl<S, C: Companion, H, B> Held<S, C, H, B> {
     pub(super) fn new(
         enforcer: &Arc<Enforcer<C>>,
         waiter: Waiter,
@@ -52,13 +52,13 @@ impl<S, C: Companion, B> Held<S, C, B> {
         request: (Parts, B),
         client: Client,
         inner: S,
-        refunding: bool,
+        hand_over: H,
     ) -> Self {
         metrics.waiting.inc();
         let note = request.0.extensions.get::<Note>().cloned();
         let enforcer = Arc::clone(enforcer);
         let wait = Wait { enforcer, waiter, alarm: None, metrics, note, over: false };
-        Self { wait, request: Some(request), inner, client, refunding }
+        Self { wait, request: Some(request), inner, client, hand_over }
     }
 
     pub(super) const fn enforcer(&self) -> &Arc<Enforcer<C>> {

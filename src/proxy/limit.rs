@@ -16,7 +16,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use pin_project_lite::pin_project;
 use tower::{Layer, Service};
 
 use super::access::Note;
+use super::admission::{Admission, HandOver, InExtensions, NoRefunds};
 use super::config::HeaderStyle;
 use super::egress::wait_of_route;
 use super::fields::{Fields, Presentation};
@@ -63,32 +64,27 @@ pub struct Enforcer<C: Companion> {
 
 /// Puts a [`RateLimit`] in front of a service.
 #[derive(Debug)]
-pub struct RateLimitLayer<C: Companion, F> {
+pub struct RateLimitLayer<C: Companion, F, H = NoRefunds> {
     enforcer: Arc<Enforcer<C>>,
     find_client: F,
-    refunding: bool,
+    hand_over: H,
 }
 
 /// A service whose requests pass a limiter first.
 #[derive(Debug)]
-pub struct RateLimit<S, C: Companion, F> {
+pub struct RateLimit<S, C: Companion, F, H = NoRefunds> {
     inner: S,
     enforcer: Arc<Enforcer<C>>,
     find_client: F,
-    refunding: bool,
+    hand_over: H,
 }
-
-/// In the extensions of a request that was charged, if refunds are on: where the
-/// inner service says whether it delivered the request.
-#[derive(Clone, Debug)]
-pub struct Admission(Arc<AtomicBool>);
 
 /// What a request was charged. Dropping it gives the tokens back, unless the
 /// request was delivered.
 struct Charge<C: Companion> {
     enforcer: Arc<Enforcer<C>>,
     decision: Decision,
-    delivered: Arc<AtomicBool>,
+    admission: Admission,
 }
 
 impl<C: Companion> Enforcer<C> {
@@ -162,62 +158,68 @@ impl<C: Companion> fmt::Debug for Enforcer<C> {
 impl<C: Companion, F> RateLimitLayer<C, F> {
     /// Enforces the limits of `enforcer` on the clients that `find_client` finds.
     pub fn new(enforcer: Arc<Enforcer<C>>, find_client: F) -> Self {
-        Self { enforcer, find_client, refunding: false }
+        Self { enforcer, find_client, hand_over: NoRefunds }
     }
 
     /// Gives tokens back for requests that the inner service does not declare
     /// delivered, through the [`Admission`] in their extensions.
     #[must_use]
-    pub fn refunding(mut self) -> Self {
-        self.refunding = true;
-        self
+    pub fn refunding(self) -> RateLimitLayer<C, F, InExtensions> {
+        self.refunding_through(InExtensions)
+    }
+
+    /// The same, with the [`Admission`] where `hand_over` puts it.
+    #[must_use]
+    pub fn refunding_through<H>(self, hand_over: H) -> RateLimitLayer<C, F, H> {
+        RateLimitLayer { enforcer: self.enforcer, find_client: self.find_client, hand_over }
     }
 }
 
-impl<S, C: Companion, F: Clone> Layer<S> for RateLimitLayer<C, F> {
-    type Service = RateLimit<S, C, F>;
+impl<S, C: Companion, F: Clone, H: Clone> Layer<S> for RateLimitLayer<C, F, H> {
+    type Service = RateLimit<S, C, F, H>;
 
-    fn layer(&self, inner: S) -> RateLimit<S, C, F> {
+    fn layer(&self, inner: S) -> RateLimit<S, C, F, H> {
         RateLimit {
             inner,
             enforcer: Arc::clone(&self.enforcer),
             find_client: self.find_client.clone(),
-            refunding: self.refunding,
+            hand_over: self.hand_over.clone(),
         }
     }
 }
 
-impl<C: Companion, F: Clone> Clone for RateLimitLayer<C, F> {
+impl<C: Companion, F: Clone, H: Clone> Clone for RateLimitLayer<C, F, H> {
     fn clone(&self) -> Self {
         Self {
             enforcer: Arc::clone(&self.enforcer),
             find_client: self.find_client.clone(),
-            refunding: self.refunding,
+            hand_over: self.hand_over.clone(),
         }
     }
 }
 
-impl<S: Clone, C: Companion, F: Clone> Clone for RateLimit<S, C, F> {
+impl<S: Clone, C: Companion, F: Clone, H: Clone> Clone for RateLimit<S, C, F, H> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
             enforcer: Arc::clone(&self.enforcer),
             find_client: self.find_client.clone(),
-            refunding: self.refunding,
+            hand_over: self.hand_over.clone(),
         }
     }
 }
 
-impl<S, C, F, ReqB, ResB> Service<Request<ReqB>> for RateLimit<S, C, F>
+impl<S, C, F, H, ReqB, ResB> Service<Request<ReqB>> for RateLimit<S, C, F, H>
 where
     S: Service<Request<ReqB>, Response = Response<ResB>> + Clone,
     C: Companion,
     F: FindClient,
+    H: HandOver<ReqB> + Clone,
     ResB: From<Bytes>,
 {
     type Response = Response<ResB>;
     type Error = S::Error;
-    type Future = RateLimitFuture<S, C, ReqB, ResB>;
+    type Future = RateLimitFuture<S, C, H, ReqB, ResB>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
@@ -252,7 +254,7 @@ where
                                 request,
                                 client,
                                 inner,
-                                self.refunding,
+                                self.hand_over.clone(),
                             ));
                         }
                         None => {
@@ -268,10 +270,13 @@ where
                 }
             }
         }
-        match enforcer.settle(decision, client, None, parts, self.refunding) {
-            Ok(Admitted { parts, charge, fields }) => {
-                let future = self.inner.call(Request::from_parts(parts, body));
-                RateLimitFuture::passed(future, charge, fields)
+        match enforcer.settle(decision, client, None, &parts, H::REFUNDS) {
+            Ok(Admitted { charge, fields }) => {
+                let mut request = Request::from_parts(parts, body);
+                if let Some(charge) = &charge {
+                    self.hand_over.hand_over(&mut request, charge.admission());
+                }
+                RateLimitFuture::passed(self.inner.call(request), charge, fields)
             }
             Err(answer) => RateLimitFuture::answered(answer),
         }
@@ -280,7 +285,6 @@ where
 
 /// A request that may pass.
 struct Admitted<C: Companion> {
-    parts: Parts,
     charge: Option<Charge<C>>,
     fields: Option<Fields>,
 }
@@ -293,7 +297,7 @@ impl<C: Companion> Enforcer<C> {
         decision: Decision,
         client: Client,
         waited: Option<(&Waiter, Duration)>,
-        mut parts: Parts,
+        parts: &Parts,
         refunding: bool,
     ) -> Result<Admitted<C>, Response<B>> {
         let presentation = self.presentation();
@@ -311,15 +315,15 @@ impl<C: Companion> Enforcer<C> {
             let limit = presentation.name(check.limit);
             tracing::debug!(limit, verdict = "refused", "request refused");
         }
-        if let Some(answer) = rejection(&presentation, &decision, &mut fields, &parts) {
+        if let Some(answer) = rejection(&presentation, &decision, &mut fields, parts) {
             return Err(answer);
         }
-        let charge = (refunding && !decision.checks.is_empty()).then(|| {
-            let delivered = Arc::new(AtomicBool::new(false));
-            parts.extensions.insert(Admission(Arc::clone(&delivered)));
-            Charge { enforcer: Arc::clone(self), decision, delivered }
+        let charge = (refunding && !decision.checks.is_empty()).then(|| Charge {
+            enforcer: Arc::clone(self),
+            decision,
+            admission: Admission::default(),
         });
-        Ok(Admitted { parts, charge, fields })
+        Ok(Admitted { charge, fields })
     }
 
     /// Where waits for the limit that refuses are counted.
@@ -384,17 +388,15 @@ pub(super) fn rejection<B: From<Bytes>>(
     }
 }
 
-impl Admission {
-    /// Says whether the request is in the hands of the one it is for. The last
-    /// word before the answer counts.
-    pub fn set_delivered(&self, delivered: bool) {
-        self.0.store(delivered, Ordering::Relaxed);
+impl<C: Companion> Charge<C> {
+    fn admission(&self) -> Admission {
+        self.admission.clone()
     }
 }
 
 impl<C: Companion> Drop for Charge<C> {
     fn drop(&mut self) {
-        if !self.delivered.load(Ordering::Relaxed) {
+        if !self.admission.is_delivered() {
             self.enforcer.metrics.refunds.inc();
             self.enforcer.limiter.refund(&self.decision, self.enforcer.clock.now());
         }
@@ -403,19 +405,19 @@ impl<C: Companion> Drop for Charge<C> {
 
 pin_project! {
     /// The future of [`RateLimit`].
-    pub struct RateLimitFuture<S, C, ReqB, ResB>
+    pub struct RateLimitFuture<S, C, H, ReqB, ResB>
     where
         S: Service<Request<ReqB>>,
         C: Companion,
     {
         #[pin]
-        state: State<S, C, ReqB, ResB>,
+        state: State<S, C, H, ReqB, ResB>,
     }
 }
 
 pin_project! {
     #[project = StateProjected]
-    enum State<S, C, ReqB, ResB>
+    enum State<S, C, H, ReqB, ResB>
     where
         S: Service<Request<ReqB>>,
         C: Companion,
@@ -423,7 +425,7 @@ pin_project! {
         // The limiter answered.
         Answered { response: Option<Response<ResB>> },
         // It is not its turn yet.
-        Held { held: Box<Held<S, C, ReqB>> },
+        Held { held: Box<Held<S, C, H, ReqB>> },
         // The inner service answers.
         Passed {
             #[pin]
@@ -434,12 +436,12 @@ pin_project! {
     }
 }
 
-impl<S: Service<Request<ReqB>>, C: Companion, ReqB, ResB> RateLimitFuture<S, C, ReqB, ResB> {
+impl<S: Service<Request<ReqB>>, C: Companion, H, ReqB, ResB> RateLimitFuture<S, C, H, ReqB, ResB> {
     const fn answered(response: Response<ResB>) -> Self {
         Self { state: State::Answered { response: Some(response) } }
     }
 
-    fn held(held: Held<S, C, ReqB>) -> Self {
+    fn held(held: Held<S, C, H, ReqB>) -> Self {
         Self { state: State::Held { held: Box::new(held) } }
     }
 
@@ -448,10 +450,11 @@ impl<S: Service<Request<ReqB>>, C: Companion, ReqB, ResB> RateLimitFuture<S, C, 
     }
 }
 
-impl<S, C, ReqB, ResB> Future for RateLimitFuture<S, C, ReqB, ResB>
+impl<S, C, H, ReqB, ResB> Future for RateLimitFuture<S, C, H, ReqB, ResB>
 where
     S: Service<Request<ReqB>, Response = Response<ResB>>,
     C: Companion,
+    H: HandOver<ReqB>,
     ResB: From<Bytes>,
 {
     type Output = Result<Response<ResB>, S::Error>;
@@ -471,11 +474,14 @@ where
                     let heard = ready!(held.poll_turn(cx));
                     let Some((parts, body)) = held.request.take() else { return Poll::Pending };
                     let waited = Some((held.waiter(), heard.time));
-                    let (client, refunding) = (held.client, held.refunding);
-                    match held.enforcer().settle(heard.decision, client, waited, parts, refunding) {
-                        Ok(Admitted { parts, charge, fields }) => {
-                            let future = held.inner.call(Request::from_parts(parts, body));
-                            State::Passed { future, charge, fields }
+                    let (decision, client) = (heard.decision, held.client);
+                    match held.enforcer().settle(decision, client, waited, &parts, H::REFUNDS) {
+                        Ok(Admitted { charge, fields }) => {
+                            let mut request = Request::from_parts(parts, body);
+                            if let Some(charge) = &charge {
+                                held.hand_over.hand_over(&mut request, charge.admission());
+                            }
+                            State::Passed { future: held.inner.call(request), charge, fields }
                         }
                         Err(answer) => State::Answered { response: Some(answer) },
                     }

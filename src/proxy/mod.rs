@@ -46,6 +46,8 @@ use crate::time::Clock;
 use crate::tls;
 
 mod access;
+mod admission;
+mod alarm;
 mod body;
 mod client;
 mod config;
@@ -66,13 +68,15 @@ mod request;
 mod response;
 mod service;
 mod upstream;
+mod wire;
 mod worker;
 
+pub use admission::{Admission, HandOver, InExtensions, NoRefunds};
 pub use client::Trust;
 pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError, UpstreamHost};
 pub use cors::{Cors, Origin};
 pub use egress::{DEFAULT, EgressConfig, RouteConfig, UpstreamConfig, UpstreamsConfig};
-pub use limit::{Admission, Enforcer, FindClient, RateLimit, RateLimitFuture, RateLimitLayer};
+pub use limit::{Enforcer, FindClient, RateLimit, RateLimitFuture, RateLimitLayer};
 pub use live::Tuner;
 pub use metrics::{CheckTotals, Metrics, Outcome};
 pub use preview::{Asking, Foreseen, Found, Preview};

@@ -14,6 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 
 use super::config::Maxima;
 use super::egress::{DEFAULT, upstream_of};
+use super::headers::Present;
 use super::response::Problem;
 use crate::limiter::{self, Attributes, Client};
 
@@ -120,9 +121,11 @@ pub(super) fn is_grpc(content_type: Option<&HeaderValue>) -> bool {
 /// Whether the request needs an upstream that speaks HTTP/2: gRPC, but not
 /// gRPC-Web, which was made for HTTP/1.
 pub(super) fn needs_http2(parts: &Parts) -> bool {
+    if parts.version != Version::HTTP_2 {
+        return false;
+    }
     let content_type = parts.headers.get(CONTENT_TYPE);
-    parts.version == Version::HTTP_2
-        && is_grpc(content_type)
+    is_grpc(content_type)
         && content_type
             .is_some_and(|value| matches!(value.as_bytes().get(16), None | Some(b'+' | b';')))
 }
@@ -137,14 +140,18 @@ pub(super) fn admit(parts: &mut Parts, max: &Maxima) -> Result<(), Problem> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         return Err(Problem::MethodNotAllowed);
     }
-    check_count(parts, max.headers)?;
+    let present = Present::of(&parts.headers);
+    check_count(parts, present, max.headers)?;
     check_host(parts)?;
-    check_framing(parts, max.body)?;
-    if parts
-        .headers
-        .get_all(EXPECT)
-        .iter()
-        .any(|v| !v.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+    if present.has(Present::FRAMING) {
+        check_framing(parts, max.body)?;
+    }
+    if present.has(Present::EXPECT)
+        && parts
+            .headers
+            .get_all(EXPECT)
+            .iter()
+            .any(|v| !v.as_bytes().eq_ignore_ascii_case(b"100-continue"))
     {
         return Err(Problem::ExpectationFailed);
     }
@@ -153,8 +160,9 @@ pub(super) fn admit(parts: &mut Parts, max: &Maxima) -> Result<(), Problem> {
 
 /// HTTP/2 bounds the bytes of a head, not its fields. It may divide a cookie into
 /// a line for each pair (RFC 9113 section 8.2.3); these count as one.
-fn check_count(parts: &Parts, max: usize) -> Result<(), Problem> {
-    let crumbs = parts.headers.get_all(COOKIE).iter().count();
+fn check_count(parts: &Parts, present: Present, max: usize) -> Result<(), Problem> {
+    let crumbs =
+        if present.has(Present::COOKIE) { parts.headers.get_all(COOKIE).iter().count() } else { 0 };
     let fields = parts.headers.len() - crumbs.saturating_sub(1);
     if fields > max { Err(Problem::TooManyFields) } else { Ok(()) }
 }

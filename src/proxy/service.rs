@@ -1,6 +1,7 @@
 //! The service at the edge: what every request of a client connection passes
 //! first, and every answer last.
 
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::IpAddr;
@@ -15,7 +16,6 @@ use http::request::Parts;
 use http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
-use tower::util::{Oneshot, ServiceExt};
 
 use super::access::Line;
 use super::body::{Body, RequestBody};
@@ -34,7 +34,8 @@ use crate::time::Clock;
 /// Checks the requests of one connection, hands the good ones to `inner`, and
 /// ends the connection when it has to end.
 pub(super) struct Edge<S> {
-    pub(super) inner: S,
+    /// Must always be ready, so that it needs no copy of its own for each request.
+    pub(super) inner: RefCell<S>,
     pub(super) activity: Arc<Activity>,
     /// The address of the connection's other end.
     pub(super) peer: IpAddr,
@@ -77,7 +78,7 @@ impl EdgeSettings {
 
 impl<S> hyper::service::Service<Request<Incoming>> for Edge<S>
 where
-    S: tower::Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible> + Clone,
+    S: tower::Service<Request<RequestBody>, Response = Response<Body>, Error = Infallible>,
 {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -107,7 +108,7 @@ where
                     line.routed(upstream_of(&parts));
                 }
                 let request = Request::from_parts(parts, body);
-                Step::Inner { future: self.inner.clone().oneshot(request) }
+                Step::Inner { future: self.inner.borrow_mut().call(request) }
             }
             Err(problem) => {
                 drop(body);
@@ -115,13 +116,12 @@ where
                 Step::Answered { response: Some(problem.answer(&asker)) }
             }
         };
-        let watch = Watch { metrics: settings.metrics.clone(), answered: false };
+        let watch = Watch { settings: Rc::clone(settings), answered: false };
         EdgeFuture {
             step,
             exchange: Some(exchange),
             grant,
             line,
-            settings: Rc::clone(settings),
             http1: version < Version::HTTP_2,
             watch,
         }
@@ -139,7 +139,6 @@ pin_project! {
         exchange: Option<Exchange>,
         grant: Option<Grant>,
         line: Option<Box<Line>>,
-        settings: Rc<EdgeSettings>,
         http1: bool,
         watch: Watch,
     }
@@ -152,20 +151,20 @@ pin_project! {
         S: tower::Service<Request<RequestBody>>,
     {
         Answered { response: Option<Response<Body>> },
-        Inner { #[pin] future: Oneshot<S, Request<RequestBody>> },
+        Inner { #[pin] future: S::Future },
     }
 }
 
 /// Counts a request whose client went away before it was answered.
 struct Watch {
-    metrics: Metrics,
+    settings: Rc<EdgeSettings>,
     answered: bool,
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
         if !self.answered {
-            self.metrics.count(Outcome::Cancelled);
+            self.settings.metrics.count(Outcome::Cancelled);
         }
     }
 }
@@ -194,13 +193,13 @@ where
         }
         this.watch.answered = true;
         let outcome = synthetic.map_or(Outcome::Forwarded, |made| made.0);
-        this.watch.metrics.count(outcome);
+        this.watch.settings.metrics.count(outcome);
         if let Some(mut line) = this.line.take() {
             line.answered(outcome, response.status());
             response.body_mut().log(line);
         }
         if let Some(exchange) = this.exchange.take() {
-            let leaving = this.settings.leaving.stage() >= Stage::Announcing;
+            let leaving = this.watch.settings.leaving.stage() >= Stage::Announcing;
             let upgraded = response.status() == http::StatusCode::SWITCHING_PROTOCOLS;
             if upgraded {
                 exchange.activity().upgrade();

@@ -10,32 +10,33 @@
 
 use std::cell::{Cell, RefCell};
 use std::error::Error as _;
-use std::future::Future;
+use std::future::{Future as _, poll_fn};
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::rc::{Rc, Weak};
+use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http::{Method, Request, Response, Version};
+use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
-use hyper::client::conn::{TrySendError, http1, http2};
+use hyper::client::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::admission::Admission;
+use super::alarm::Alarm;
 use super::body::{RequestBody, Upload, UploadFault};
 use super::config::{self, Timeouts};
 use super::egress::Destination;
-use super::limit::Admission;
 use super::metrics::Metrics;
 use super::response::{GatewayFault, Problem};
+use super::wire::{Lease, SendResult, Wire};
 use super::worker::LocalExecutor;
 use crate::runtime::spawn_local;
 use crate::time::{Clock, Timestamp};
@@ -46,6 +47,9 @@ const MAX_IDLE: usize = 256;
 /// How long it keeps them: less than the keep-alive time of usual servers, so
 /// that they rarely close a connection while a request is on its way.
 const KEEP_IDLE: Duration = Duration::from_secs(3);
+
+/// For a request that was taken before, which does not happen.
+const LOST: Problem = Problem::BadGateway(GatewayFault::Closed);
 
 /// How often a fault of TLS is told.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
@@ -64,6 +68,10 @@ pub(super) struct Upstream {
     /// The one used last is at the end and is used first.
     idle: RefCell<Vec<Idle>>,
     http2: RefCell<Option<http2::SendRequest<RequestBody>>>,
+    /// Of exchanges that are over.
+    alarms: RefCell<Vec<Alarm>>,
+    /// Of spare requests that were not needed, empty.
+    lists: RefCell<Vec<Vec<(HeaderName, HeaderValue)>>>,
 }
 
 #[derive(Debug)]
@@ -79,38 +87,8 @@ struct Idle {
     since: Timestamp,
 }
 
-/// A connection of HTTP/1, with the number of bytes that were written to it.
-#[derive(Debug)]
-struct Wire {
-    sender: http1::SendRequest<RequestBody>,
-    written: Arc<AtomicU64>,
-}
-
-/// A socket that counts what is written to it.
-struct Counted<T> {
-    io: T,
-    written: Arc<AtomicU64>,
-}
-
-/// Notes at its end whether something of a request was written.
-struct Delivery<'a> {
-    admission: Option<&'a Admission>,
-    written: Arc<AtomicU64>,
-    before: u64,
-}
-
-/// A connection in use. It goes back when the answer was read to its end, and is
-/// closed if this is dropped before.
-#[derive(Debug)]
-pub(super) struct Lease {
-    wire: Wire,
-    home: Weak<Upstream>,
-}
-
 /// An answer, and the connection it comes on unless that is shared.
 pub(super) type Answer = (Response<Incoming>, Option<Lease>);
-
-type SendResult = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>;
 
 impl Upstream {
     pub(super) fn new(
@@ -137,61 +115,68 @@ impl Upstream {
             metrics,
             idle: RefCell::default(),
             http2: RefCell::default(),
+            alarms: RefCell::default(),
+            lists: RefCell::default(),
         }
     }
 
-    /// Sends `request` over HTTP/1.1 and waits for the head of the answer.
+    /// Takes `request`, sends it over HTTP/1.1 and waits for the head of the answer.
     ///
     /// # Errors
     /// The problem to answer the client with.
     pub(super) async fn send_http1(
         self: &Rc<Self>,
-        mut request: Request<RequestBody>,
+        request: &mut Option<Request<RequestBody>>,
         admission: Option<&Admission>,
     ) -> Result<Answer, Problem> {
-        let upload = request.body().upload();
-        if let Some(mut wire) = self.take_idle() {
-            let spare = spare(&request);
+        let upload = request.as_ref().and_then(|request| request.body().upload());
+        let mut fresh = false;
+        loop {
+            let idle = if fresh { None } else { self.take_idle() };
+            let reused = idle.is_some();
+            let mut wire = match idle {
+                Some(wire) => wire,
+                None => self.connect_http1().await?,
+            };
+            let Some(sent) = request.take() else { return Err(LOST) };
+            let list = || self.lists.borrow_mut().pop().unwrap_or_default();
+            let spare = if reused { Spare::of(&sent, list) } else { None };
             let delivery = wire.delivery(admission);
-            match self.exchange(wire.sender.try_send_request(request), upload.as_deref()).await {
-                Ok(response) => {
+            let result = {
+                let mut sending = pin!(wire.send(sent));
+                let answer = |cx: &mut Context<'_>| wire.poll_answer(sending.as_mut(), cx);
+                self.exchange(upload.as_deref(), answer).await
+            };
+            match (result, spare) {
+                (Ok(response), spare) => {
                     drop(delivery);
-                    return Ok((response, Some(self.lease(wire))));
-                }
-                Err(Failure::Unsent(unsent)) => request = *unsent,
-                Err(Failure::Sent(problem)) => match spare {
-                    Some(spare) if problem == Problem::BadGateway(GatewayFault::Closed) => {
-                        request = spare;
+                    if let Some(spare) = spare {
+                        self.recycle(spare);
                     }
-                    Some(_) | None => return Err(problem),
-                },
-                Err(Failure::Unprocessed) => {
-                    return Err(Problem::BadGateway(GatewayFault::Closed));
+                    return Ok((response, wire.lend(self, upload.as_deref())));
                 }
+                // It was dead before; so may be others.
+                (Err(Failure::Unsent(unsent)), _) if reused => *request = Some(*unsent),
+                (Err(Failure::Sent(Problem::BadGateway(GatewayFault::Closed))), Some(spare)) => {
+                    *request = Some(spare.into_request());
+                    fresh = true;
+                }
+                (Err(failure), _) => return Err(failure.into_problem()),
             }
-        }
-        let mut wire = self.connect_http1().await?;
-        let delivery = wire.delivery(admission);
-        match self.exchange(wire.sender.try_send_request(request), upload.as_deref()).await {
-            Ok(response) => {
-                drop(delivery);
-                Ok((response, Some(self.lease(wire))))
-            }
-            Err(failure) => Err(failure.into_problem()),
         }
     }
 
-    /// Sends `request` over the shared HTTP/2 connection and waits for the head
+    /// Takes `request`, sends it over the shared HTTP/2 connection and waits for the head
     /// of the answer.
     ///
     /// # Errors
     /// The problem to answer the client with.
     pub(super) async fn send_http2(
         &self,
-        mut request: Request<RequestBody>,
+        request: &mut Option<Request<RequestBody>>,
         admission: Option<&Admission>,
     ) -> Result<Answer, Problem> {
-        let upload = request.body().upload();
+        let upload = request.as_ref().and_then(|request| request.body().upload());
         // Others write to the same connection, so what was written says nothing.
         let deliver = |delivered| {
             if let Some(admission) = admission {
@@ -202,12 +187,14 @@ impl Upstream {
         if let Some(mut sender) = open
             && sender.ready().await.is_ok()
         {
+            let Some(sent) = request.take() else { return Err(LOST) };
             deliver(true);
-            match self.exchange(sender.try_send_request(request), upload.as_deref()).await {
+            let mut sending = pin!(sender.try_send_request(sent));
+            match self.exchange(upload.as_deref(), |cx| sending.as_mut().poll(cx)).await {
                 Ok(response) => return Ok((response, None)),
                 Err(Failure::Unsent(unsent)) => {
                     deliver(false);
-                    request = *unsent;
+                    *request = Some(*unsent);
                 }
                 Err(failure) => {
                     deliver(!matches!(failure, Failure::Unprocessed));
@@ -222,8 +209,10 @@ impl Upstream {
             }
         }
         let mut sender = self.connect_http2().await?;
+        let Some(sent) = request.take() else { return Err(LOST) };
         deliver(true);
-        match self.exchange(sender.try_send_request(request), upload.as_deref()).await {
+        let mut sending = pin!(sender.try_send_request(sent));
+        match self.exchange(upload.as_deref(), |cx| sending.as_mut().poll(cx)).await {
             Ok(response) => Ok((response, None)),
             Err(failure) => {
                 deliver(matches!(failure, Failure::Sent(_)));
@@ -245,7 +234,10 @@ impl Upstream {
     /// Closes what has been idle for too long.
     pub(super) fn reap(&self) {
         let now = self.clock.now();
-        self.idle.borrow_mut().retain(|idle| !idle.wire.sender.is_closed() && is_young(idle, now));
+        self.idle.borrow_mut().retain_mut(|idle| {
+            idle.wire.look();
+            !idle.wire.is_closed() && is_young(idle, now)
+        });
     }
 
     /// Closes every idle connection.
@@ -260,42 +252,50 @@ impl Upstream {
             return None;
         }
         let now = self.clock.now();
-        let mut at = idle.len();
-        while at > 0 {
-            at -= 1;
-            let candidate = &idle[at];
-            if candidate.wire.sender.is_closed() || !is_young(candidate, now) {
-                idle.remove(at);
-            } else if candidate.wire.sender.is_ready() {
-                return Some(idle.remove(at).wire);
+        while let Some(last) = idle.pop() {
+            if !last.wire.is_closed() && is_young(&last, now) {
+                return Some(last.wire);
             }
         }
         None
     }
 
-    fn lease(self: &Rc<Self>, wire: Wire) -> Lease {
-        Lease { wire, home: Rc::downgrade(self) }
+    /// Keeps a connection for another request.
+    pub(super) fn take_back(&self, wire: Wire) {
+        let mut idle = self.idle.borrow_mut();
+        if idle.len() < MAX_IDLE && !wire.is_closed() {
+            idle.push(Idle { wire, since: self.clock.now() });
+        }
     }
 
     /// One attempt on one connection.
     async fn exchange(
         &self,
-        sending: impl Future<Output = SendResult>,
         upload: Option<&Upload>,
+        mut answer: impl FnMut(&mut Context<'_>) -> Poll<SendResult>,
     ) -> Result<Response<Incoming>, Failure> {
         let started = self.clock.now();
-        let mut sending = std::pin::pin!(sending);
-        let result = loop {
-            let frames = upload.map(Upload::frames);
-            match tokio::time::timeout(self.timeouts.response, sending.as_mut()).await {
-                Ok(result) => break result,
+        let mut alarm = self.alarms.borrow_mut().pop().unwrap_or_default();
+        let mut deadline = started.plus(self.timeouts.response);
+        let mut frames = upload.map(Upload::frames);
+        let result = poll_fn(|cx| {
+            loop {
+                if let Poll::Ready(result) = answer(cx) {
+                    return Poll::Ready(Some(result));
+                }
+                ready!(alarm.poll_due(deadline, &self.clock, cx));
+                let seen = upload.map(Upload::frames);
                 // The upstream need not answer what is still being said.
-                Err(_)
-                    if upload.is_some_and(Upload::is_awaited)
-                        || upload.map(Upload::frames) != frames => {}
-                Err(_) => return Err(Failure::Sent(Problem::ResponseTimeout)),
+                if seen == frames && !upload.is_some_and(Upload::is_awaited) {
+                    return Poll::Ready(None);
+                }
+                frames = seen;
+                deadline = self.clock.now().plus(self.timeouts.response);
             }
-        };
+        })
+        .await;
+        self.keep(alarm);
+        let Some(result) = result else { return Err(Failure::Sent(Problem::ResponseTimeout)) };
         match result {
             Ok(response) => {
                 self.metrics.upstream_took(self.clock.now().since(started));
@@ -323,11 +323,28 @@ impl Upstream {
         }
     }
 
+    /// Keeps the list of a spare request for the next one.
+    fn recycle(&self, mut spare: Spare) {
+        spare.fields.clear();
+        let mut lists = self.lists.borrow_mut();
+        if lists.len() < MAX_IDLE {
+            lists.push(spare.fields);
+        }
+    }
+
+    /// Keeps an alarm for the next exchange, armed as it is.
+    fn keep(&self, alarm: Alarm) {
+        let mut alarms = self.alarms.borrow_mut();
+        if alarms.len() < MAX_IDLE {
+            alarms.push(alarm);
+        }
+    }
+
     async fn connect_http1(&self) -> Result<Wire, Problem> {
         match self.connect(tls::Upstream::http1).await? {
-            Stream::Tls(io) => handshake_http1(io).await,
-            Stream::Tcp(io) => handshake_http1(io).await,
-            Stream::Unix(io) => handshake_http1(io).await,
+            Stream::Tls(io) => Wire::begin(io).await,
+            Stream::Tcp(io) => Wire::begin(io).await,
+            Stream::Unix(io) => Wire::begin(io).await,
         }
     }
 
@@ -390,91 +407,6 @@ impl Stream {
     }
 }
 
-impl Wire {
-    fn delivery<'a>(&self, admission: Option<&'a Admission>) -> Delivery<'a> {
-        let written = Arc::clone(&self.written);
-        let before = written.load(Ordering::Relaxed);
-        Delivery { admission, written, before }
-    }
-}
-
-impl Drop for Delivery<'_> {
-    fn drop(&mut self) {
-        if let Some(admission) = self.admission
-            && self.written.load(Ordering::Relaxed) != self.before
-        {
-            admission.set_delivered(true);
-        }
-    }
-}
-
-impl<T> Counted<T> {
-    fn wrote(&self, polled: &Poll<io::Result<usize>>) {
-        if let Poll::Ready(Ok(count)) = polled {
-            self.written.fetch_add(*count as u64, Ordering::Relaxed);
-        }
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Counted<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Counted<T> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.io).poll_write(cx, buf);
-        self.wrote(&polled);
-        polled
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
-        self.wrote(&polled);
-        polled
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-}
-
-impl Lease {
-    /// Keeps the connection for another request.
-    pub(super) fn give_back(self) {
-        if let Some(home) = self.home.upgrade()
-            && !self.wire.sender.is_closed()
-        {
-            let mut idle = home.idle.borrow_mut();
-            if idle.len() < MAX_IDLE {
-                let since = home.clock.now();
-                idle.push(Idle { wire: self.wire, since });
-            }
-        }
-    }
-}
-
 /// Why an attempt failed.
 enum Failure {
     /// Nothing was written; the request is still here.
@@ -518,39 +450,45 @@ fn is_refused_stream(error: &hyper::Error) -> bool {
     })
 }
 
-/// The same request again, if it may be sent twice.
-fn spare(request: &Request<RequestBody>) -> Option<Request<RequestBody>> {
-    let idempotent = matches!(
-        *request.method(),
-        Method::GET | Method::HEAD | Method::OPTIONS | Method::PUT | Method::DELETE
-    );
-    if !idempotent || !request.body().is_end_stream() {
-        return None;
-    }
-    let mut copy = Request::new(RequestBody::empty());
-    *copy.method_mut() = request.method().clone();
-    *copy.uri_mut() = request.uri().clone();
-    *copy.headers_mut() = request.headers().clone();
-    *copy.version_mut() = Version::HTTP_11;
-    Some(copy)
+/// What it takes to say a request again that may be sent twice: most are not, so that
+/// this costs less than another map of its fields.
+#[derive(Debug)]
+struct Spare {
+    method: Method,
+    uri: Uri,
+    fields: Vec<(HeaderName, HeaderValue)>,
 }
 
-async fn handshake_http1<T>(io: T) -> Result<Wire, Problem>
-where
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let written = Arc::new(AtomicU64::new(0));
-    let io = Counted { io, written: Arc::clone(&written) };
-    let (sender, connection) = http1::Builder::new()
-        .handshake(TokioIo::new(io))
-        .await
-        .map_err(|_| Problem::BadGateway(GatewayFault::Unreachable))?;
-    spawn_local(async move {
-        if let Err(error) = connection.with_upgrades().await {
-            tracing::debug!(%error, "a connection to the upstream ended");
+impl Spare {
+    /// Notes `request` in `fields`, which are empty; `None` if it must not be sent
+    /// twice.
+    fn of(
+        request: &Request<RequestBody>,
+        fields: impl FnOnce() -> Vec<(HeaderName, HeaderValue)>,
+    ) -> Option<Self> {
+        let idempotent = matches!(
+            *request.method(),
+            Method::GET | Method::HEAD | Method::OPTIONS | Method::PUT | Method::DELETE
+        );
+        if !idempotent || !request.body().is_end_stream() {
+            return None;
         }
-    });
-    Ok(Wire { sender, written })
+        let mut fields = fields();
+        fields.extend(request.headers().iter().map(|(name, value)| (name.clone(), value.clone())));
+        Some(Self { method: request.method().clone(), uri: request.uri().clone(), fields })
+    }
+
+    /// The same request again.
+    fn into_request(self) -> Request<RequestBody> {
+        let mut copy = Request::new(RequestBody::empty());
+        *copy.method_mut() = self.method;
+        *copy.uri_mut() = self.uri;
+        *copy.version_mut() = Version::HTTP_11;
+        for (name, value) in self.fields {
+            copy.headers_mut().append(name, value);
+        }
+        copy
+    }
 }
 
 async fn handshake_http2<T>(io: T) -> Result<http2::SendRequest<RequestBody>, Problem>

@@ -2,7 +2,7 @@
 //! upstream, and the client connections that the kernel gave it. Threads share
 //! nothing but the limiter, the metrics and the number of open connections.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 use tower::Layer;
 
+use super::body::WithBody;
 use super::config::{self, Config};
 use super::connection::{Activity, ClientStream, Watchdog, dismiss, dismiss_at_once, linger};
 use super::egress::{Destination, Destinations, Routes};
@@ -386,10 +387,11 @@ impl<C: Companion> Running<C> {
             Rc::clone(&open),
         );
         let clients = ClientsOf { shared: Rc::clone(&self.shared), peer };
-        let limited =
-            RateLimitLayer::new(Arc::clone(&self.enforcer), clients).refunding().layer(forward);
+        let limited = RateLimitLayer::new(Arc::clone(&self.enforcer), clients)
+            .refunding_through(WithBody)
+            .layer(forward);
         let edge = Edge {
-            inner: limited,
+            inner: RefCell::new(limited),
             activity: Arc::clone(&activity),
             peer,
             settings: Rc::clone(&self.settings),

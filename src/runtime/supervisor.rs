@@ -10,8 +10,13 @@ use std::future::Future;
 use std::io;
 use std::thread::JoinHandle;
 
+use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
+
+/// How many tasks a thread of the data path runs before it asks the kernel for news
+/// when it has more to do. Asking costs about as much as a few tasks do.
+const TASKS_PER_LOOK: u32 = 61;
 
 /// What the end of a task means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,12 +83,30 @@ impl Supervisor {
         T: Future<Output = ()>,
     {
         let guard = self.guard(name.to_owned(), OnExit::Fail);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let local = tokio::task::LocalSet::new();
-            local.block_on(&runtime, async move { work().await });
+        // The runtime cannot leave the thread that makes it.
+        let (made, making) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let runtime = Builder::new_current_thread()
+                .enable_all()
+                .event_interval(TASKS_PER_LOOK)
+                .build_local(LocalOptions::default());
+            let runtime = match runtime {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    // Whoever starts the thread waits for it.
+                    let _ = made.send(error);
+                    guard.finished();
+                    return;
+                }
+            };
+            drop(made);
+            runtime.block_on(async move { work().await });
             guard.finished();
-        })
+        })?;
+        match making.recv() {
+            Ok(error) => Err(error),
+            Err(_) => Ok(thread),
+        }
     }
 
     /// Waits until every spawned task has ended. No more may be spawned.
@@ -131,11 +154,11 @@ impl Drop for Guard {
     }
 }
 
-/// Runs a short-lived task (one connection) on the current thread's
-/// [`LocalSet`](tokio::task::LocalSet).
+/// Runs a short-lived task (one connection) on the current thread, which must be one
+/// of [`Supervisor::spawn_thread`].
 ///
 /// # Panics
-/// Outside of one.
+/// On another one.
 #[allow(clippy::disallowed_methods, reason = "this is the one place that spawns")]
 pub fn spawn_local(task: impl Future<Output = ()> + 'static) {
     drop(tokio::task::spawn_local(task));
