@@ -288,7 +288,7 @@ impl App {
             supervisor.spawn("reload", OnExit::Fail, reload.run(file, hangups, drain.clone()));
         }
         for following in self.proxy.follow_files(&drain) {
-            supervisor.spawn("proxy certificates", OnExit::Ignore, following);
+            supervisor.spawn("upstream files", OnExit::Ignore, following);
         }
         let proxy = self.proxy.start(&supervisor, drain.clone()).context("proxy")?;
         start.open();

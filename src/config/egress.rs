@@ -21,9 +21,10 @@ pub(super) fn assemble(
     root: &Node,
     proxy: Option<&proxy::Config>,
     replication: Option<&peer::Config>,
+    env: &dyn Fn(&str) -> Option<String>,
     problems: &mut Vec<Problem>,
 ) -> Option<Egress> {
-    let (upstreams, limits) = upstreams(root, proxy, replication, problems);
+    let (upstreams, limits) = upstreams(root, proxy, replication, env, problems);
     let egress = section(root, "egress", problems, |_: &EgressConfig| Vec::new())?;
     let routes = root.field("egress").and_then(|egress| egress.field("routes"));
     for (route, node) in egress.routes.iter().zip(routes.into_iter().flat_map(Node::elements)) {
@@ -50,6 +51,7 @@ fn upstreams(
     root: &Node,
     proxy: Option<&proxy::Config>,
     replication: Option<&peer::Config>,
+    env: &dyn Fn(&str) -> Option<String>,
     problems: &mut Vec<Problem>,
 ) -> (UpstreamsConfig, Vec<LimitConfig>) {
     let (mut upstreams, mut limits) = (UpstreamsConfig::new(), Vec::new());
@@ -65,8 +67,12 @@ fn upstreams(
         }
     };
     for (name, node) in fields {
-        let Some(config) = decode::<proxy::UpstreamConfig>(node, problems) else { continue };
+        let Some(mut config) = decode::<proxy::UpstreamConfig>(node, problems) else { continue };
         report(node, config.faults(name, proxy), problems);
+        for (header, inject) in &mut config.inject {
+            let of = node.field("inject").and_then(|inject| inject.field(header));
+            report(of.unwrap_or(node), inject.resolve(header, env), problems);
+        }
         if let (Some(window), Some(replication)) = (&config.limit, replication) {
             match LimitConfig::of_upstream(name, window, replication.sync_interval) {
                 Ok(limit) => limits.push(limit),

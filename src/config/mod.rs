@@ -130,7 +130,7 @@ pub fn parse(
     let hash = source::hash(text.as_bytes());
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let config = match tree::parse(text, env, &mut problems) {
-        Ok(root) => assemble(&root, &mut problems),
+        Ok(root) => assemble(&root, env, &mut problems),
         Err(problem) => {
             problems.push(problem);
             None
@@ -147,7 +147,11 @@ pub fn parse(
     }
 }
 
-fn assemble(root: &Node, problems: &mut Vec<Problem>) -> Option<Config> {
+fn assemble(
+    root: &Node,
+    env: &dyn Fn(&str) -> Option<String>,
+    problems: &mut Vec<Problem>,
+) -> Option<Config> {
     if !matches!(root.content, Content::Map(_) | Content::Null) {
         problems.push(root.problem("expected a map with the sections of a configuration"));
         return None;
@@ -168,7 +172,7 @@ fn assemble(root: &Node, problems: &mut Vec<Problem>) -> Option<Config> {
     let ipv6_prefix =
         proxy.as_ref().map_or(proxy::Config::default_ipv6_prefix(), |proxy| proxy.ipv6_prefix);
     let has_proxies = proxy.as_ref().is_none_or(|proxy| !proxy.trusted_proxies.is_empty());
-    let egress = egress::assemble(root, proxy.as_ref(), replication.as_ref(), problems);
+    let egress = egress::assemble(root, proxy.as_ref(), replication.as_ref(), env, problems);
     let routed = egress.as_ref().is_none_or(|egress| !egress.egress.routes.is_empty())
         || root.field("egress").is_some_and(Node::is_tainted);
     if proxy.as_ref().is_some_and(|proxy| proxy.upstream.is_none())

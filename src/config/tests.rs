@@ -61,6 +61,7 @@ upstreams:
     ca: none
     host: upstream
     limit: { requests: 100, per: 10s, burst: 5 }
+    inject: { authorization: { file: /etc/tidegate/acme-token, prefix: "Bearer " } }
 egress:
   routes:
     - match: { path: /acme/, methods: [GET, POST] }
@@ -775,7 +776,7 @@ fn compare<'a>(
                     compare(node, &schema["anyOf"][0], root, compared);
                     return;
                 }
-                if node.path == "upstreams" {
+                if matches!(&*node.path, "upstreams" | "upstreams.acme.inject") {
                     let each = &schema["additionalProperties"];
                     fields.iter().for_each(|(_, value)| compare(value, each, root, compared));
                     return;
@@ -794,7 +795,7 @@ fn compare<'a>(
                 compare(value, field, root, compared);
             }
             // Conditions of the example each name some of the fields.
-            if !node.path.contains("match") && !node.path.contains("exempt") {
+            if ["match", "exempt", "inject"].iter().all(|part| !node.path.contains(part)) {
                 let known: BTreeSet<&String> = properties.keys().collect();
                 assert_eq!(fields.iter().map(|(name, _)| name).collect::<BTreeSet<_>>(), known);
             }
@@ -849,7 +850,7 @@ fn the_effective_configuration_reads_back_as_itself_and_tells_no_secret() {
 proxy: { upstream: "http://127.0.0.1:3000", trusted_proxies: [10.0.0.0/8] }
 upstreams:
   acme: { url: https://acme.example, ca: ca.crt, limit: { requests: 100, per: 10s } }
-  plain: { url: "unix:/run/app.sock", host: client }
+  plain: { url: "unix:/run/app.sock", host: client, inject: { x-a: { env: A, prefix: "Key " }, x-b: { file: b } } }
 egress:
   routes:
     - { match: { path: /acme/, headers: { x-env: prod } }, upstream: acme, max_wait: 2s, strip: /acme }
@@ -871,11 +872,11 @@ limits:
   - { name: f, rate: 5/s, missing: deny, partition: open, match: { upstream: acme } }
 replication: { peers: { static: ["127.0.0.1:9401"] }, insecure: true }
 "#;
-    let config = parse("a", text, &|_| None).unwrap();
+    let env = |name: &str| (name == "A").then(|| "hunter2".to_owned());
+    let config = parse("a", text, &env).unwrap();
     let effective = config.effective();
     assert!(!effective.contains("hunter2") && effective.contains("(secret)"), "{effective}");
-    let again =
-        parse("b", &effective, &|_| None).unwrap_or_else(|error| panic!("{error}\n{effective}"));
+    let again = parse("b", &effective, &env).unwrap_or_else(|error| panic!("{error}\n{effective}"));
     assert_eq!(again.effective(), effective);
     assert!(config.needs_restart(&again).is_empty());
     let same = |config: &Config| {
@@ -970,6 +971,23 @@ fn faults_of_upstreams_and_routes_have_their_places() {
             "acme: { url: http://a, limit: { requests: 9, per: 90d } }",
             "{ upstream: acme }",
             &["limit.per"],
+        ),
+        (
+            "acme: { url: http://a, inject: { x-key: { env: NO_SUCH } } }",
+            "{ upstream: acme }",
+            &[
+                "1:61: upstreams.acme.inject.x-key.env: the environment variable `NO_SUCH` is not set",
+            ],
+        ),
+        (
+            "acme: { url: http://a, inject: { x-key: s3cr3t } }",
+            "{ upstream: acme }",
+            &["upstreams.acme.inject.x-key: a value is not written here"],
+        ),
+        (
+            "acme: { url: http://a, inject: { host: { file: x } } }",
+            "{ upstream: acme }",
+            &["upstreams.acme.inject.host: `host` is the proxy's own to set"],
         ),
         (
             "x: { url: http://x }, default: { url: http://a }",

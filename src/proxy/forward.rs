@@ -45,7 +45,7 @@ pub(super) struct Shared {
     pub(super) live: SharedLive,
     pub(super) metrics: Metrics,
     pub(super) drain: Drain,
-    /// Whether a limit or a route looks at this field.
+    /// Whether a limit, a route or a credential has to do with this field.
     pub(super) is_keyed: Box<dyn Fn(&HeaderName) -> bool>,
 }
 
@@ -144,6 +144,10 @@ impl Forward {
         }
         if destination.replaces_host {
             parts.headers.insert(HOST, destination.host.clone());
+        }
+        // Last, so that nothing of the client's stands beside them.
+        for credential in &destination.credentials {
+            credential.insert(&mut parts.headers);
         }
         if upgrade.is_some() {
             headers::insert_websocket(&mut parts.headers);

@@ -25,6 +25,7 @@ pub struct Metrics {
     waits: Family<WaitLabels, Counter>,
     held_duration: DurationHistogram,
     upstream_ca_reads: Family<ReadLabels, Counter>,
+    credential_reads: Family<ReadLabels, Counter>,
     pub(super) ignored_forwarding: Counter,
     pub(super) refunds: Counter,
     pub(super) accept_errors: Counter,
@@ -196,6 +197,7 @@ impl Metrics {
             waits: Family::default(),
             held_duration: DurationHistogram::default(),
             upstream_ca_reads: Family::default(),
+            credential_reads: Family::default(),
             ignored_forwarding: Counter::default(),
             refunds: Counter::default(),
             accept_errors: Counter::default(),
@@ -249,9 +251,15 @@ impl Metrics {
             "Changes of files with the CAs of upstreams, by result: success, failure",
             metrics.upstream_ca_reads.clone(),
         );
+        registry.register(
+            "upstream_credential_reads",
+            "Changes of files with credentials for upstreams, by result: success, failure",
+            metrics.credential_reads.clone(),
+        );
         registry.register("connections", "Open client connections", metrics.connections.clone());
         for change in [FileChange::Replaced, FileChange::Refused] {
             drop(metrics.upstream_ca_reads.get_or_create(&ReadLabels::of(change)));
+            drop(metrics.credential_reads.get_or_create(&ReadLabels::of(change)));
         }
         for (_, limit) in limits.iter() {
             metrics.limit(limit.name());
@@ -295,9 +303,10 @@ impl Metrics {
         self.outcomes[outcome as usize].inc();
     }
 
-    /// The file with the CAs of the upstream changed.
-    pub(super) fn upstream_ca_read(&self, change: FileChange) {
-        self.upstream_ca_reads.get_or_create(&ReadLabels::of(change)).inc();
+    /// A file with the CAs of an upstream changed, or one with a credential for it.
+    pub(super) fn file_read(&self, is_credential: bool, change: FileChange) {
+        let reads = if is_credential { &self.credential_reads } else { &self.upstream_ca_reads };
+        reads.get_or_create(&ReadLabels::of(change)).inc();
     }
 
     /// Records how long the upstream took.

@@ -43,7 +43,6 @@ use tokio::sync::watch;
 use crate::limiter::{Companion, Limiter};
 use crate::runtime::{Drain, ListenAddr, Stage, Supervisor, follow_files};
 use crate::time::Clock;
-use crate::tls;
 
 mod access;
 mod admission;
@@ -75,7 +74,9 @@ pub use admission::{Admission, HandOver, InExtensions, NoRefunds};
 pub use client::Trust;
 pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError, UpstreamHost};
 pub use cors::{Cors, Origin};
-pub use egress::{DEFAULT, EgressConfig, RouteConfig, UpstreamConfig, UpstreamsConfig};
+pub use egress::{
+    DEFAULT, EgressConfig, InjectConfig, RouteConfig, UpstreamConfig, UpstreamsConfig,
+};
 pub use limit::{Enforcer, FindClient, RateLimit, RateLimitFuture, RateLimitLayer};
 pub use live::Tuner;
 pub use metrics::{CheckTotals, Metrics, Outcome};
@@ -83,7 +84,7 @@ pub use preview::{Asking, Foreseen, Found, Preview};
 pub use request::HttpRequest;
 pub use response::{Asker, GatewayFault, Problem};
 
-use egress::{Destination, Destinations, Routes};
+use egress::{Destination, Destinations, Followed, Routes};
 use live::{Live, SharedLive};
 use worker::Worker;
 
@@ -182,25 +183,21 @@ impl<C: Companion> Proxy<C> {
         Preview::following(Arc::clone(&self.enforcer), &self.config, live, routes)
     }
 
-    /// Follow the files that certificates come from, until `drain` aborts, one for
-    /// each file.
+    /// Follow the files with CAs and credentials, one future for each, until `drain`
+    /// aborts.
     pub fn follow_files(&self, drain: &Drain) -> Vec<impl Future<Output = ()> + Send + use<C>> {
-        let Destinations { default, named } = &self.destinations;
-        let destinations = default.iter().chain(named);
-        let followed =
-            destinations.filter(|to| to.tls.as_ref().is_some_and(tls::Upstream::has_file));
-        let follow = |to: &Arc<Destination>| {
-            let (to, metrics, drain) = (Arc::clone(to), self.metrics.clone(), drain.clone());
+        let follow = |file: Followed| {
+            let (metrics, drain) = (self.metrics.clone(), drain.clone());
             async move {
-                let what = format!("CAs of the upstream {}", to.name);
-                let refresh = || to.tls.as_ref().map_or(Ok(false), tls::Upstream::refresh);
+                let what = file.what();
+                let told = |change| metrics.file_read(file.is_credential(), change);
                 tokio::select! {
-                    () = follow_files(&what, refresh, |change| metrics.upstream_ca_read(change)) => {}
+                    () = follow_files(&what, || file.refresh(), told) => {}
                     () = drain.reached(Stage::Aborting) => {}
                 }
             }
         };
-        followed.map(follow).collect()
+        self.destinations.followed().into_iter().map(follow).collect()
     }
 
     /// Starts a thread for each listener. They end when `drain` is complete.

@@ -228,7 +228,7 @@ impl<C: Companion> Worker<C> {
         };
         let has_default = self.destinations.default.is_some();
         let limiter = Arc::clone(&self.enforcer);
-        let routes = Arc::clone(&self.routes);
+        let (routes, destinations) = (Arc::clone(&self.routes), self.destinations.clone());
         let shared = Rc::new(Shared {
             default: self.destinations.default.as_ref().map(connect),
             named: self.destinations.named.iter().map(connect).collect(),
@@ -236,7 +236,9 @@ impl<C: Companion> Worker<C> {
             metrics: self.metrics.clone(),
             drain: self.drain.clone(),
             is_keyed: Box::new(move |name| {
-                is_keyed(&limiter.limiter().limits(), name) || routes.look_at(name)
+                is_keyed(&limiter.limiter().limits(), name)
+                    || routes.look_at(name)
+                    || destinations.inject(name)
             }),
         });
         let leaving = Leaving::follow(self.drain.clone());

@@ -192,3 +192,64 @@ egress: {{ routes: [{{ strip: /acme, upstream: acme }}, {{ upstream: other }}] }
     assert!(answer.field("proxy-status").unwrap().contains("tls_certificate_error"));
     assert_eq!(other.count(), 0);
 }
+
+#[test]
+fn eg_g27_credentials_are_put_in_when_a_request_is_sent_and_follow_their_file() {
+    let (acme, other) = (Upstream::start(), Upstream::start());
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("token");
+    std::fs::write(&file, "first\n").unwrap();
+    let text = format!(
+        "upstreams:
+  acme:
+    url: \"http://{}\"
+    inject:
+      Authorization: {{ file: \"{}\", prefix: \"Bearer \" }}
+      x-key: {{ env: KEY }}
+  other: {{ url: \"http://{}\" }}
+egress: {{ routes: [{{ strip: /acme, upstream: acme }}, {{ upstream: other }}] }}",
+        acme.address(),
+        file.display(),
+        other.address()
+    );
+    let env = |name: &str| (name == "KEY").then(|| "k3y".to_owned());
+    let proxy = Setup::of_env(&text, &env).start();
+    let mut client = proxy.connect();
+    let own = [
+        ("authorization", "Basic b3du"),
+        ("Authorization", "Basic dHdv"),
+        ("x-key", "mine"),
+        // Nor can it be named away.
+        ("connection", "authorization, x-key"),
+    ];
+    for fields in [&own[..], &[]] {
+        assert_eq!(client.get_with("/acme/x", fields).status, 200);
+        let received = acme.requests().pop().unwrap();
+        assert_eq!(received.field("authorization"), Some("Bearer first"));
+        assert_eq!(received.field("x-key"), Some("k3y"));
+    }
+    assert_eq!(client.get_with("/x", &own[..1]).status, 200);
+    let received = other.only();
+    assert_eq!(received.field("authorization"), Some("Basic b3du"));
+    assert_eq!(received.field("x-key"), None);
+
+    let reads = |result| format!("tidegate_upstream_credential_reads_total{{result=\"{result}\"}}");
+    let sent = || {
+        assert_eq!(proxy.connect().get("/acme/x").status, 200);
+        acme.requests().pop().unwrap().field("authorization").unwrap().to_owned()
+    };
+    std::fs::write(&file, "second").unwrap();
+    until("the file is followed", || proxy.metric(&reads("success")) == 1.0);
+    assert_eq!(sent(), "Bearer second");
+    std::fs::write(&file, "").unwrap();
+    until("the file is refused", || proxy.metric(&reads("failure")) == 1.0);
+    assert_eq!(sent(), "Bearer second");
+}
+
+#[test]
+fn eg_g28_a_file_without_a_credential_is_an_error_at_the_start_that_names_it() {
+    let text = "upstreams: { acme: { url: http://a, inject: { x-key: { file: /no/such/file } } } }
+egress: { routes: [{ upstream: acme }] }";
+    let error = Setup::of(text).bind_error();
+    assert!(error.starts_with("acme.inject.x-key: /no/such/file: "), "{error}");
+}

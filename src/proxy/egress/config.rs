@@ -9,7 +9,7 @@ use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 
 use super::super::config::{self, Upstream, UpstreamHost};
-use super::DEFAULT;
+use super::{DEFAULT, InjectConfig};
 use crate::limiter::config::{ConditionConfig, WindowConfig};
 use crate::settings::{DurationOrZeroText, Fault, NameText, OrNone, text};
 
@@ -35,6 +35,10 @@ pub struct UpstreamConfig {
     /// requests that go there. Default: none.
     #[serde(default, with = "OrNone::<WindowConfig>")]
     pub limit: Option<WindowConfig>,
+    /// Headers that its requests get when they are sent, in place of what clients
+    /// sent under their names, such as `authorization`. Default: none.
+    #[serde(default)]
+    pub inject: BTreeMap<String, InjectConfig>,
 }
 
 impl UpstreamConfig {

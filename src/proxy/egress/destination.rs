@@ -4,10 +4,10 @@
 use std::io;
 use std::sync::Arc;
 
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 
 use super::super::config::{self, Upstream, UpstreamHost};
-use super::{DEFAULT, UpstreamsConfig};
+use super::{Credential, DEFAULT, InjectConfig, UpstreamsConfig};
 use crate::tls;
 
 /// An upstream, ready to be connected to.
@@ -20,6 +20,16 @@ pub(in super::super) struct Destination {
     /// What stands in `Host` when a client of HTTP/1.0 sent none, or always.
     pub(in super::super) host: HeaderValue,
     pub(in super::super) replaces_host: bool,
+    /// What its requests get when they are sent.
+    pub(in super::super) credentials: Vec<Credential>,
+}
+
+/// A file that an upstream needs and that may change.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Followed {
+    to: Arc<Destination>,
+    /// The index of the credential; `None`: the CAs.
+    credential: Option<usize>,
 }
 
 /// All of them.
@@ -46,28 +56,90 @@ impl Destination {
             upstream,
             tls,
             replaces_host,
+            credentials: Vec::new(),
         }))
     }
 
     /// Prepares the named upstreams.
     ///
     /// # Errors
-    /// If no CA can be trusted for the TLS of one, which the error names.
+    /// If no CA can be trusted for the TLS of one, or a file has no credential; the
+    /// error names the setting.
     pub(in super::super) fn named(configs: &UpstreamsConfig) -> io::Result<Vec<Arc<Self>>> {
         let prepare = |(name, config): (&String, &super::UpstreamConfig)| {
             let tls = config
                 .url
                 .tls(config.ca.as_deref())
-                .map_err(|error| io::Error::other(format!("{name}: {error}")))?;
+                .map_err(|error| io::Error::other(format!("{name}.ca: {error}")))?;
+            let load = |(header, inject): (&String, &InjectConfig)| {
+                Credential::load(header, inject)
+                    .map_err(|error| io::Error::other(format!("{name}.inject.{header}: {error}")))
+            };
+            let credentials = config.inject.iter().map(load).collect::<io::Result<_>>()?;
             Ok(Arc::new(Self {
                 name: name.clone(),
                 upstream: config.url.clone(),
                 tls,
                 host: host(&config.url),
                 replaces_host: config.host == UpstreamHost::Upstream,
+                credentials,
             }))
         };
         configs.iter().map(prepare).collect()
+    }
+}
+
+impl Destinations {
+    pub(in super::super) fn all(&self) -> impl Iterator<Item = &Arc<Destination>> {
+        self.default.iter().chain(&self.named)
+    }
+
+    /// The files that may change.
+    pub(in super::super) fn followed(&self) -> Vec<Followed> {
+        let of = |to: &Arc<Destination>| {
+            let ca = to.tls.as_ref().is_some_and(tls::Upstream::has_file).then_some(None);
+            let indices = 0..to.credentials.len();
+            let secrets = indices.filter(|index| to.credentials[*index].has_file()).map(Some);
+            let files: Vec<Option<usize>> = ca.into_iter().chain(secrets).collect();
+            let to = Arc::clone(to);
+            files.into_iter().map(move |credential| Followed { to: Arc::clone(&to), credential })
+        };
+        self.all().flat_map(of).collect()
+    }
+
+    /// Whether requests to any of them get a header of this name.
+    pub(in super::super) fn inject(&self, name: &HeaderName) -> bool {
+        self.all().flat_map(|to| &to.credentials).any(|credential| credential.name == *name)
+    }
+}
+
+impl Followed {
+    /// What the file is, for logs.
+    pub(in super::super) fn what(&self) -> String {
+        let upstream = &self.to.name;
+        match self.credential.and_then(|index| self.to.credentials.get(index)) {
+            Some(credential) => format!("upstream {upstream}: {}", credential.name),
+            None => format!("upstream {upstream}: CAs"),
+        }
+    }
+
+    /// Whether it is a credential.
+    pub(in super::super) const fn is_credential(&self) -> bool {
+        self.credential.is_some()
+    }
+
+    /// Reads the file again; whether it changed.
+    ///
+    /// # Errors
+    /// If it cannot be used, in words; what it said before stays.
+    pub(in super::super) fn refresh(&self) -> Result<bool, String> {
+        match self.credential.and_then(|index| self.to.credentials.get(index)) {
+            Some(credential) => credential.refresh().map_err(|error| error.to_string()),
+            None => {
+                let tls = self.to.tls.as_ref();
+                tls.map_or(Ok(false), tls::Upstream::refresh).map_err(|error| error.to_string())
+            }
+        }
     }
 }
 

@@ -7,11 +7,14 @@
 //! whose name is [`DEFAULT`].
 
 mod config;
+mod credentials;
 mod destination;
 mod routes;
 
 pub use config::{EgressConfig, RouteConfig, UpstreamConfig, UpstreamsConfig};
-pub(super) use destination::{Destination, Destinations};
+pub(super) use credentials::Credential;
+pub use credentials::InjectConfig;
+pub(super) use destination::{Destination, Destinations, Followed};
 pub(super) use routes::{Route, Routed, Routes, upstream_of, wait_of_route};
 
 /// What `proxy.upstream` is called where upstreams are named.

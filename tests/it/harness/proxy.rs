@@ -56,7 +56,12 @@ impl Setup {
     /// By a file, in the notation of the configuration, of which `listen` is not
     /// looked at.
     pub fn of(text: &str) -> Self {
-        let config = tidegate::config::parse("test", text, &|_| None);
+        Self::of_env(text, &|_| None)
+    }
+
+    /// The same in an environment.
+    pub fn of_env(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let config = tidegate::config::parse("test", text, env);
         let config = config.unwrap_or_else(|error| panic!("{error}"));
         let mut setup = Self::before_url("http://127.0.0.1:1");
         setup.limits = config.limits().iter().map(|(_, limit)| limit.clone()).collect();
@@ -98,6 +103,16 @@ impl Setup {
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = workers;
         self
+    }
+
+    /// Why the proxy cannot be made ready for its upstreams.
+    pub fn bind_error(self) -> String {
+        let mut registry = Registry::default();
+        let limits = LimitSet::new(self.limits);
+        let metrics = Metrics::register(&mut registry, &limits);
+        let limiter = Arc::new(Limiter::new(limits, 1, Alone));
+        let (proxy, _) = Proxy::bind(self.config, limiter, self.clock, metrics, 1).unwrap();
+        proxy.with_egress(&self.egress.0, &self.egress.1).unwrap_err().to_string()
     }
 
     /// Starts the proxy.
