@@ -81,9 +81,13 @@ fn nor_does_one_that_is_refused() {
 
 #[test]
 fn a_path_that_has_to_be_brought_into_form_is_seen_by_the_count() {
-    let limits = LimitSet::new([limit("one", 1_000_000, Mode::Enforce)]);
-    let (allocations, admitted) =
-        count(&Limiter::new(limits, 1000, limiter::Alone), "/v1/../v1/items");
-    assert_eq!(admitted, KEYS * ROUNDS);
-    assert!(allocations >= admitted as u64, "{allocations} for {admitted} requests");
+    let key = vec![KeyPart::new(Source::Path, false)];
+    let quota = Quota::try_new("1/d".parse().unwrap(), 1_000_000).unwrap();
+    let spec = LimitSpec::new("paths", Rule { key, ..Rule::default() }, quota);
+    let limiter = Limiter::new(LimitSet::new([Limit::new(spec)]), 1000, limiter::Alone);
+    let all = KEYS * ROUNDS;
+    assert_eq!(count(&limiter, "/v1/items"), (0, all));
+    let (allocations, admitted) = count(&limiter, "/v1/../v1/items");
+    assert_eq!(admitted, all);
+    assert!(allocations >= all as u64, "{allocations} for {all} requests");
 }

@@ -262,6 +262,12 @@ impl<C: Companion> Limiter<C> {
         self.limits.load_full()
     }
 
+    /// Whether `limits` are those in force. Unlike getting them, this writes nothing
+    /// that other threads write too.
+    pub fn enforces(&self, limits: &Arc<LimitSet>) -> bool {
+        Arc::ptr_eq(&self.limits.load(), limits)
+    }
+
     /// The buckets.
     pub const fn store(&self) -> &Store<C::State> {
         &self.store

@@ -29,12 +29,22 @@ const DRAINED_BYTES: u64 = 64 * 1024;
 /// How long that may take.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 
-/// A request's body, read from the client.
+/// A request's body, read from the client. Most requests have none, and those that do
+/// pass from hand to hand: so it is small.
 #[derive(Debug)]
 pub(super) struct RequestBody {
-    /// `None` once it is empty or was given up.
+    /// `None` if it is empty.
+    reading: Option<Box<Reading>>,
+    /// Not of the body, but the only thing of ours that comes with every request.
+    admission: Option<Admission>,
+}
+
+/// A body that is being read.
+#[derive(Debug)]
+struct Reading {
+    /// `None` once it ended or was given up.
     incoming: Option<Incoming>,
-    upload: Option<Arc<Upload>>,
+    upload: Arc<Upload>,
     exchange: Option<Exchange>,
     http1: bool,
     /// The client waits to be asked for the body.
@@ -43,8 +53,6 @@ pub(super) struct RequestBody {
     /// `None`: the client may be silent for as long as it likes.
     patience: Option<Duration>,
     stall: Option<Pin<Box<Sleep>>>,
-    /// Not of the body, but the only thing of ours that comes with every request.
-    admission: Option<Admission>,
 }
 
 /// The [`Admission`] of a request comes with its body: extensions would cost an
@@ -101,33 +109,24 @@ impl RequestBody {
         max: Option<u64>,
         patience: Option<Duration>,
     ) -> Self {
-        let incoming = (!incoming.is_end_stream()).then_some(incoming);
-        Self {
-            upload: incoming.as_ref().map(|_| Arc::default()),
-            exchange: incoming.as_ref().map(|_| exchange.share()),
-            incoming,
-            http1: version < Version::HTTP_2,
-            waits: headers.contains_key(EXPECT),
-            left: max.unwrap_or(u64::MAX),
-            patience,
-            stall: None,
-            admission: None,
-        }
+        let reading = (!incoming.is_end_stream()).then(|| {
+            Box::new(Reading {
+                incoming: Some(incoming),
+                upload: Arc::default(),
+                exchange: Some(exchange.share()),
+                http1: version < Version::HTTP_2,
+                waits: headers.contains_key(EXPECT),
+                left: max.unwrap_or(u64::MAX),
+                patience,
+                stall: None,
+            })
+        });
+        Self { reading, admission: None }
     }
 
     /// The body of a request that has none.
-    pub(super) fn empty() -> Self {
-        Self {
-            incoming: None,
-            upload: None,
-            exchange: None,
-            http1: true,
-            waits: false,
-            left: 0,
-            patience: None,
-            stall: None,
-            admission: None,
-        }
+    pub(super) const fn empty() -> Self {
+        Self { reading: None, admission: None }
     }
 
     /// What came with the request, once.
@@ -137,13 +136,13 @@ impl RequestBody {
 
     /// How the upload is going; `None` for a request without a body.
     pub(super) fn upload(&self) -> Option<Arc<Upload>> {
-        self.upload.clone()
+        self.reading.as_ref().map(|reading| Arc::clone(&reading.upload))
     }
+}
 
+impl Reading {
     fn fail(&mut self, fault: UploadFault) -> Poll<Option<Result<Frame<Bytes>, UploadFault>>> {
-        if let Some(upload) = &self.upload {
-            upload.fail(fault);
-        }
+        self.upload.fail(fault);
         if self.http1
             && let Some(exchange) = &self.exchange
         {
@@ -162,17 +161,35 @@ impl HttpBody for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UploadFault>>> {
+        match &mut self.reading {
+            Some(reading) => reading.poll_frame(cx),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let incoming = self.reading.as_ref().and_then(|reading| reading.incoming.as_ref());
+        incoming.is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let incoming = self.reading.as_ref().and_then(|reading| reading.incoming.as_ref());
+        incoming.map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
+    }
+}
+
+impl Reading {
+    fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UploadFault>>> {
         let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
         let polled = Pin::new(incoming).poll_frame(cx);
-        if let Some(upload) = &self.upload {
-            upload.awaited.store(polled.is_pending(), Ordering::Relaxed);
-        }
+        self.upload.awaited.store(polled.is_pending(), Ordering::Relaxed);
         match polled {
             Poll::Ready(Some(Ok(frame))) => {
                 self.stall = None;
-                if let Some(upload) = &self.upload {
-                    upload.frames.fetch_add(1, Ordering::Relaxed);
-                }
+                self.upload.frames.fetch_add(1, Ordering::Relaxed);
                 if let Some(data) = frame.data_ref() {
                     let length = data.len() as u64;
                     match self.left.checked_sub(length) {
@@ -204,22 +221,12 @@ impl HttpBody for RequestBody {
             }
         }
     }
-
-    fn is_end_stream(&self) -> bool {
-        self.incoming.as_ref().is_none_or(HttpBody::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.incoming.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
-    }
 }
 
-impl Drop for RequestBody {
+impl Drop for Reading {
     fn drop(&mut self) {
-        if let Some(upload) = &self.upload {
-            upload.awaited.store(false, Ordering::Relaxed);
-            upload.ended.store(true, Ordering::Relaxed);
-        }
+        self.upload.awaited.store(false, Ordering::Relaxed);
+        self.upload.ended.store(true, Ordering::Relaxed);
         let Some(incoming) = self.incoming.take().filter(|body| !body.is_end_stream()) else {
             return;
         };

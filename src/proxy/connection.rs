@@ -30,6 +30,7 @@ use tokio::net::TcpStream;
 
 use super::alarm::Alarm;
 use super::config::Timeouts;
+use super::outbox::Collecting;
 use super::protocol::{Blocks, Protocol};
 use super::response::Problem;
 use crate::time::{Clock, Timestamp};
@@ -89,8 +90,7 @@ pub(super) struct Exchange(Arc<Activity>);
 /// A client's socket that notes what happens on it.
 #[derive(Debug)]
 pub(super) struct ClientStream {
-    /// `None` only while it is being dropped.
-    io: Option<TcpStream>,
+    io: Collecting<TcpStream>,
     activity: Arc<Activity>,
     protocol: Protocol,
 }
@@ -308,19 +308,15 @@ impl Watchdog {
 }
 
 impl ClientStream {
-    pub(super) const fn new(io: TcpStream, activity: Arc<Activity>) -> Self {
-        Self { io: Some(io), activity, protocol: Protocol::new() }
-    }
-
-    fn io(&mut self) -> io::Result<Pin<&mut TcpStream>> {
-        self.io.as_mut().map(Pin::new).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    pub(super) fn new(io: TcpStream, activity: Arc<Activity>) -> Self {
+        Self { io: Collecting::new(io), activity, protocol: Protocol::new() }
     }
 }
 
 impl Drop for ClientStream {
     fn drop(&mut self) {
         let mut leftover = self.activity.leftover.lock().unwrap_or_else(PoisonError::into_inner);
-        *leftover = self.io.take();
+        *leftover = self.io.take_socket();
     }
 }
 
@@ -331,7 +327,7 @@ impl AsyncRead for ClientStream {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        let result = self.io()?.poll_read(cx, buf);
+        let result = Pin::new(&mut self.io).poll_read(cx, buf);
         if let Some(bytes) = buf.filled().get(before..).filter(|bytes| !bytes.is_empty()) {
             let blocks = self.protocol.follow(bytes);
             self.activity.received(bytes, blocks);
@@ -349,7 +345,7 @@ impl AsyncWrite for ClientStream {
         if self.activity.is_refusal(buf) {
             return Poll::Ready(Ok(buf.len()));
         }
-        let result = self.io()?.poll_write(cx, buf);
+        let result = Pin::new(&mut self.io).poll_write(cx, buf);
         self.activity.wrote(result.is_pending());
         result
     }
@@ -362,7 +358,7 @@ impl AsyncWrite for ClientStream {
         if bufs.first().is_some_and(|first| self.activity.is_refusal(first)) {
             return Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()));
         }
-        let result = self.io()?.poll_write_vectored(cx, bufs);
+        let result = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
         self.activity.wrote(result.is_pending());
         result
     }
@@ -372,7 +368,7 @@ impl AsyncWrite for ClientStream {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let result = self.io()?.poll_flush(cx);
+        let result = Pin::new(&mut self.io).poll_flush(cx);
         if result.is_ready() {
             self.activity.flushed();
         }
@@ -384,7 +380,7 @@ impl AsyncWrite for ClientStream {
             // The proxy's own answer is still to come.
             return Poll::Ready(Ok(()));
         }
-        self.io()?.poll_shutdown(cx)
+        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 

@@ -66,9 +66,9 @@ impl Presentation {
         Self { limits, views }
     }
 
-    /// Whether this presents `limits` and not an earlier configuration.
-    pub(super) fn presents(&self, limits: &Arc<LimitSet>) -> bool {
-        Arc::ptr_eq(&self.limits, limits)
+    /// The limits that this presents.
+    pub(super) const fn limits(&self) -> &Arc<LimitSet> {
+        &self.limits
     }
 
     pub(super) fn view(&self, index: LimitIndex) -> Option<&LimitView> {

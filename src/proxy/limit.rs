@@ -58,7 +58,7 @@ pub struct Enforcer<C: Companion> {
     clock: Clock,
     metrics: Metrics,
     /// The discriminant of a [`HeaderStyle`].
-    style: AtomicU8,
+    style: Arc<AtomicU8>,
     presentation: ArcSwap<Presentation>,
 }
 
@@ -96,8 +96,21 @@ impl<C: Companion> Enforcer<C> {
         style: HeaderStyle,
     ) -> Self {
         let presentation = ArcSwap::from_pointee(Presentation::new(limiter.limits(), &metrics));
-        let style = AtomicU8::new(style as u8);
+        let style = Arc::new(AtomicU8::new(style as u8));
         Self { limiter, clock, metrics, style, presentation }
+    }
+
+    /// The same for a thread that serves by itself: what every request takes hold of is
+    /// then not what other threads count their holds on, too.
+    pub(super) fn for_thread(&self) -> Self {
+        let limits = self.limiter.limits();
+        Self {
+            limiter: Arc::clone(&self.limiter),
+            clock: self.clock.clone(),
+            metrics: self.metrics.clone(),
+            style: Arc::clone(&self.style),
+            presentation: ArcSwap::from_pointee(Presentation::new(limits, &self.metrics)),
+        }
     }
 
     /// Changes which rate limit fields answers carry.
@@ -139,11 +152,11 @@ impl<C: Companion> Enforcer<C> {
 
     /// How the limits in force are presented.
     pub(super) fn presentation(&self) -> arc_swap::Guard<Arc<Presentation>> {
-        let limits = self.limiter.limits();
         let current = self.presentation.load();
-        if current.presents(&limits) {
+        if self.limiter.enforces(current.limits()) {
             return current;
         }
+        let limits = self.limiter.limits();
         self.presentation.store(Arc::new(Presentation::new(limits, &self.metrics)));
         self.presentation.load()
     }

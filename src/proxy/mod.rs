@@ -60,6 +60,7 @@ mod hold;
 mod limit;
 mod live;
 mod metrics;
+mod outbox;
 mod preamble;
 mod preview;
 mod protocol;

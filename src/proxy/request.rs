@@ -3,6 +3,7 @@
 //! A request that fails here reaches neither a limit nor the upstream.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::time::Duration;
 
 use http::header::{
@@ -18,30 +19,37 @@ use super::headers::Present;
 use super::response::Problem;
 use crate::limiter::{self, Attributes, Client};
 
-/// A request as rules see it.
+/// A request as rules see it. What few rules ask for is brought into form when one does.
 #[derive(Debug)]
 pub struct HttpRequest<'a> {
     parts: &'a Parts,
-    path: Cow<'a, [u8]>,
-    host: Cow<'a, str>,
+    path: OnceCell<Cow<'a, [u8]>>,
+    host: OnceCell<Cow<'a, str>>,
     client: Client,
 }
 
+/// With so few fields, looking at each is cheaper than finding one by its hash.
+const FEW_FIELDS: usize = 16;
+
 impl<'a> HttpRequest<'a> {
     /// The request with the head `parts`, sent on behalf of `client`.
-    pub fn new(parts: &'a Parts, client: Client) -> Self {
-        let host = parts
+    pub const fn new(parts: &'a Parts, client: Client) -> Self {
+        Self { parts, path: OnceCell::new(), host: OnceCell::new(), client }
+    }
+
+    fn find_host(&self) -> Cow<'a, str> {
+        let host = self
+            .parts
             .uri
             .authority()
             .map(uri::Authority::as_str)
-            .or_else(|| parts.headers.get(HOST).and_then(|host| host.to_str().ok()))
+            .or_else(|| self.parts.headers.get(HOST).and_then(|host| host.to_str().ok()))
             .map_or("", without_port);
-        let host = if host.bytes().any(|b| b.is_ascii_uppercase()) {
+        if host.bytes().any(|b| b.is_ascii_uppercase()) {
             Cow::Owned(host.to_ascii_lowercase())
         } else {
             Cow::Borrowed(host)
-        };
-        Self { parts, path: limiter::normalise(parts.uri.path().as_bytes()), host, client }
+        }
     }
 }
 
@@ -51,11 +59,11 @@ impl Attributes for HttpRequest<'_> {
     }
 
     fn path(&self) -> &[u8] {
-        &self.path
+        self.path.get_or_init(|| limiter::normalise(self.parts.uri.path().as_bytes()))
     }
 
     fn host(&self) -> &str {
-        &self.host
+        self.host.get_or_init(|| self.find_host())
     }
 
     fn client(&self) -> Client {
@@ -63,8 +71,15 @@ impl Attributes for HttpRequest<'_> {
     }
 
     fn header(&self, name: &str, each: &mut dyn FnMut(&[u8])) {
-        for value in self.parts.headers.get_all(name) {
-            each(value.as_bytes());
+        let headers = &self.parts.headers;
+        if headers.len() > FEW_FIELDS {
+            headers.get_all(name).iter().for_each(|value| each(value.as_bytes()));
+            return;
+        }
+        for (field, value) in headers {
+            if field.as_str().eq_ignore_ascii_case(name) {
+                each(value.as_bytes());
+            }
         }
     }
 
@@ -397,6 +412,22 @@ mod tests {
             let request = HttpRequest::new(&parts, client);
             assert_eq!(request.host(), seen);
             assert_eq!((request.path(), request.query()), (b"/y".as_slice(), "q=1"));
+        }
+    }
+
+    #[test]
+    fn rules_see_all_values_of_a_field_however_many_others_there_are() {
+        let client = Client::new([127, 0, 0, 1].into(), 64);
+        for others in [0, FEW_FIELDS - 2, FEW_FIELDS - 1, 3 * FEW_FIELDS] {
+            let names: Vec<_> = (0..others).map(|n| format!("x-{n}")).collect();
+            let mut fields = vec![("x-key", "a")];
+            fields.extend(names.iter().map(|name| (name.as_str(), "other")));
+            fields.push(("X-Key", "b"));
+            let parts = parts(Version::HTTP_11, "GET", "/", &fields);
+            let mut seen = Vec::new();
+            let request = HttpRequest::new(&parts, client);
+            request.header("x-key", &mut |value| seen.push(value.to_vec()));
+            assert_eq!(seen, [b"a", b"b"], "{others}");
         }
     }
 

@@ -27,6 +27,7 @@ use tokio::task::coop::has_budget_remaining;
 
 use super::admission::Admission;
 use super::body::{RequestBody, Upload};
+use super::outbox::Collecting;
 use super::response::{GatewayFault, Problem};
 use super::upstream::Upstream;
 use crate::runtime::spawn_local;
@@ -122,7 +123,7 @@ impl Wire {
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let written = Arc::new(AtomicU64::new(0));
-        let io = Counted { io, written: Arc::clone(&written) };
+        let io = Collecting::new(Counted { io, written: Arc::clone(&written) });
         let (sender, connection) = http1::Builder::new()
             .handshake(TokioIo::new(io))
             .await

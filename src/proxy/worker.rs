@@ -30,11 +30,11 @@ use super::headers::Peer;
 use super::limit::{Enforcer, FindClient, RateLimitLayer};
 use super::live::SharedLive;
 use super::metrics::{Metrics, Outcome};
-use super::preamble;
 use super::request::is_keyed;
 use super::response::{OVERLOADED, Problem, unreadable};
 use super::service::{Edge, EdgeSettings};
 use super::upstream::Upstream;
+use super::{outbox, preamble};
 use crate::limiter::{Client, Companion};
 use crate::runtime::{Drain, Stage, spawn_local};
 use crate::time::Clock;
@@ -256,7 +256,7 @@ impl<C: Companion> Worker<C> {
             }),
             leaving,
             config,
-            enforcer: self.enforcer,
+            enforcer: Arc::new(self.enforcer.for_thread()),
             clock: self.clock,
             metrics: self.metrics,
             everywhere: self.open,
@@ -265,6 +265,7 @@ impl<C: Companion> Worker<C> {
             drain: self.drain,
             shared,
         });
+        spawn_local(outbox::send_collected());
         running.accept_all(listener).await;
         tokio::select! {
             () = running.here.drained() => {}
