@@ -222,7 +222,8 @@ fn bridge(ours: OnUpgrade, theirs: OnUpgrade, open: Rc<OpenConnection>, drain: D
     });
 }
 
-/// HTTP/2 names scheme and authority in the target.
+/// HTTP/2 names scheme and authority in the target, and `Host` no more (RFC 9113 section
+/// 8.3.1): some servers refuse a request that says it twice.
 fn to_absolute_form(parts: &mut http::request::Parts) -> Result<(), Problem> {
     let mut target = uri::Parts::default();
     target.scheme = Some(Scheme::HTTP);
@@ -231,5 +232,6 @@ fn to_absolute_form(parts: &mut http::request::Parts) -> Result<(), Problem> {
     target.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
     parts.uri =
         Uri::from_parts(target).map_err(|_| Problem::BadRequest("the target is not a path"))?;
+    parts.headers.remove(HOST);
     Ok(())
 }

@@ -14,6 +14,9 @@ use tokio::sync::Notify;
 use crate::harness::certs::{Ca, Files, terminator};
 use crate::harness::{Reply, Setup, TestProxy, Upstream, eventually, limit};
 
+/// Under which name the upstream keeps `:authority`.
+const AUTHORITY: &str = "seen-authority";
+
 /// A gRPC upstream: what it saw, and an answer for each path.
 #[derive(Clone, Default)]
 struct Calls {
@@ -45,7 +48,11 @@ impl Calls {
         request: Request<h2::RecvStream>,
         mut respond: server::SendResponse<Bytes>,
     ) {
-        let (parts, mut body) = request.into_parts();
+        let (mut parts, mut body) = request.into_parts();
+        if let Some(authority) = parts.uri.authority() {
+            let value = HeaderValue::from_str(authority.as_str()).unwrap();
+            parts.headers.insert(AUTHORITY, value);
+        }
         self.seen.lock().unwrap().push(parts.headers);
         let answer = Response::builder().header("content-type", "application/grpc");
         let mut trailers = HeaderMap::new();
@@ -124,6 +131,18 @@ async fn unary(
 
 fn before(address: SocketAddr) -> Setup {
     Setup::before_url(&format!("http://{address}"))
+}
+
+#[tokio::test]
+async fn the_authority_of_a_call_is_said_once() {
+    let calls = Calls::default();
+    let proxy = before(calls.start().await).start();
+    unary(&mut connect(&proxy).await, call("/echo")).await;
+    let seen = calls.only();
+    assert_eq!(seen.get(AUTHORITY).unwrap(), "app.example");
+    assert_eq!(seen.get("x-forwarded-host").unwrap(), "app.example");
+    // Said again as a field, nginx refuses it as a duplicate.
+    assert!(!seen.contains_key("host"), "{seen:?}");
 }
 
 #[tokio::test]
