@@ -40,12 +40,13 @@ impl Files {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
         let files = [
             ("Dockerfile", "Dockerfile"),
-            ("deployment.yaml", "kustomize/base/deployment.yaml"),
-            ("kustomization.yaml", "kustomize/base/kustomization.yaml"),
-            ("networkpolicy.yaml", "kustomize/base/networkpolicy.yaml"),
-            ("peers.yaml", "kustomize/base/peers.yaml"),
-            ("service.yaml", "kustomize/base/service.yaml"),
-            ("tidegate.yaml", "kustomize/base/tidegate.yaml"),
+            ("app.yaml", "kustomize/app/deployment.yaml"),
+            ("kustomization.yaml", "kustomize/examples/sidecar/kustomization.yaml"),
+            ("networkpolicy.yaml", "kustomize/components/mesh/networkpolicy.yaml"),
+            ("peers.yaml", "kustomize/components/mesh/peers.yaml"),
+            ("prestop.yaml", "kustomize/components/prestop/kustomization.yaml"),
+            ("sidecar.yaml", "kustomize/components/sidecar/sidecar.yaml"),
+            ("tidegate.yaml", "kustomize/examples/sidecar/tidegate.yaml"),
         ];
         Self(
             files
@@ -84,7 +85,8 @@ impl Files {
             }
         };
         let ports = ports(&config);
-        let deployment = self.yaml("deployment.yaml");
+        let deployment = self.yaml("sidecar.yaml");
+        let example = self.yaml("kustomization.yaml");
         let pod = &deployment["spec"]["template"];
         let sidecar = named(&pod["spec"]["initContainers"], "tidegate");
 
@@ -108,22 +110,26 @@ impl Files {
         expect(port == ports["telemetry"].to_string(), format!("prometheus.io/port: {port}"));
 
         // Services: everybody to the proxy, replicas to each other.
-        for (file, port) in [("service.yaml", "proxy"), ("peers.yaml", "peer")] {
-            let target =
-                &list(&self.yaml(file)["spec"]["ports"]).next().unwrap()["targetPort"].clone();
-            expect(*target == ports[port], format!("{file}: targetPort {target} is not {port}"));
-        }
+        let target = self.patched("kustomization.yaml", "targetPort");
+        expect(target == ports["proxy"], format!("the app's targetPort {target} is not the proxy"));
         let peers = self.yaml("peers.yaml");
+        let target = &list(&peers["spec"]["ports"]).next().unwrap()["targetPort"];
+        expect(*target == ports["peer"], format!("peers.yaml: targetPort {target}"));
+        let generated: Vec<&Value> = list(&example["configMapGenerator"]).collect();
+        let group = generated.iter().find_map(|map| {
+            let literal = list(map.get("literals")?).next()?;
+            string(literal).strip_prefix("group=")
+        });
+        let group = group.unwrap_or_default();
+        expect(group == config.replication.group.as_str(), format!("the mesh label is {group}"));
         match &config.replication.peers {
             Some(tidegate::discovery::Config::Dns { name, port }) => {
-                let service = string(&peers["metadata"]["name"]);
-                expect(name == service, format!("peers.dns is {name}, the service {service}"));
+                let service = string(&peers["metadata"]["name"]).replace("GROUP", group);
+                expect(*name == service, format!("peers.dns is {name}, the service {service}"));
                 expect(port.is_none(), "peers.port differs from replication.listen".to_owned());
             }
             other => expect(false, format!("the peers are not found by DNS but by {other:?}")),
         }
-        let group = &pod["metadata"]["labels"]["tidegate.dev/mesh"];
-        expect(*group == config.replication.group.as_str(), format!("the mesh label is {group}"));
 
         // Every port that is for others, and none that is not.
         let policy = self.yaml("networkpolicy.yaml");
@@ -136,7 +142,8 @@ impl Files {
         expect(open == wanted, format!("the network policy opens {open:?}, not {wanted:?}"));
 
         // The application is where the proxy expects it.
-        let app = list(&pod["spec"]["containers"]).next().unwrap();
+        let app = self.yaml("app.yaml");
+        let app = list(&app["spec"]["template"]["spec"]["containers"]).next().unwrap();
         let port = number(&list(&app["ports"]).next().unwrap()["containerPort"]);
         let upstream = config.proxy.upstream.as_ref().unwrap().to_string();
         expect(
@@ -145,7 +152,8 @@ impl Files {
         );
 
         let grace = Duration::from_secs(number(&pod["spec"]["terminationGracePeriodSeconds"]));
-        let sleep = Duration::from_secs(number(&app["lifecycle"]["preStop"]["sleep"]["seconds"]));
+        let hook = self.patched("prestop.yaml", "lifecycle");
+        let sleep = Duration::from_secs(number(&hook["preStop"]["sleep"]["seconds"]));
         let leaving = config.proxy.drain_delay + config.proxy.drain_timeout;
         let needed = sleep + APP_EXIT + leaving;
         expect(
@@ -178,7 +186,7 @@ impl Files {
             expect(parsed.is_ok(), format!("{arguments:?}: {:?}", parsed.err()));
             let file = arguments.iter().skip_while(|argument| **argument != "-c").nth(1);
             let mount = &list(&sidecar["volumeMounts"]).next().unwrap()["mountPath"];
-            let map = self.yaml("kustomization.yaml")["configMapGenerator"][0]["files"][0].clone();
+            let map = generated[0]["files"][0].clone();
             let mounted = format!("{}/{}", string(mount), string(&map));
             expect(
                 file.copied() == Some(mounted.as_str()),
@@ -199,6 +207,17 @@ impl Files {
             .collect();
         expect(exposed == wanted, format!("the image exposes {exposed:?}, not {wanted:?}"));
         problems
+    }
+
+    /// The value that the patches of a kustomization put at a path that ends so.
+    fn patched(&self, name: &str, end: &str) -> Value {
+        let kustomization = self.yaml(name);
+        let operations = list(&kustomization["patches"]).flat_map(|patch| {
+            let patch: Value = serde_saphyr::from_str(string(&patch["patch"])).unwrap();
+            list(&patch).cloned().collect::<Vec<_>>()
+        });
+        let mut found = operations.filter(|operation| string(&operation["path"]).ends_with(end));
+        found.next().unwrap_or_else(|| panic!("{name} patches no {end}"))["value"].clone()
     }
 
     fn config(&self) -> Result<Config, String> {
@@ -288,29 +307,31 @@ fn what_does_not_fit_is_noticed() {
         ("tidegate.yaml", "127.0.0.1:9402", "0.0.0.0:9402", "loopback"),
         ("tidegate.yaml", "drain_timeout: 20s", "drain_timeout: 25s", "grace period"),
         ("tidegate.yaml", "rate: 100/min", "rate: 100", "is not a rate"),
-        ("tidegate.yaml", "dns: tidegate-peers", "dns: tidegate", "peers.dns"),
-        ("tidegate.yaml", "tidegate-peers }", "tidegate-peers, port: 1 }", "peers.port"),
+        ("tidegate.yaml", "dns: tidegate-peers-echo", "dns: tidegate-peers", "peers.dns"),
+        ("tidegate.yaml", "tidegate-peers-echo }", "tidegate-peers-echo, port: 1 }", "peers.port"),
         ("tidegate.yaml", "group: echo", "group: other", "mesh label"),
         ("tidegate.yaml", "127.0.0.1:3000", "127.0.0.1:3001", "the application at port 3000"),
-        ("deployment.yaml", "name: peer", "name: mesh", "container ports"),
-        ("deployment.yaml", "containerPort: 9403", "containerPort: 9404", "container ports"),
-        ("deployment.yaml", "path: /readyz", "path: /ready", "nothing is served at /ready"),
-        ("deployment.yaml", "path: /livez", "path: /readyz", "livenessProbe"),
-        ("deployment.yaml", "port: telemetry", "port: proxy", "not on the telemetry port"),
-        ("deployment.yaml", "io/path: /metrics", "io/path: /metric", "prometheus.io/path"),
-        ("deployment.yaml", "io/port: \"9403\"", "io/port: \"9402\"", "prometheus.io/port"),
-        ("deployment.yaml", "seconds: 10", "seconds: 20", "grace period"),
-        ("deployment.yaml", "Seconds: 45", "Seconds: 40", "grace period"),
-        ("deployment.yaml", "--log-format, json", "--log-format, xml", "log-format"),
-        ("deployment.yaml", "args: [run, -c,", "args: [serve, -c,", "serve"),
-        ("deployment.yaml", "/etc/tidegate/tidegate.yaml", "/etc/t.yaml", "another file"),
-        ("deployment.yaml", "memory: 512Mi", "memory: 256Mi", "memory limit"),
+        ("sidecar.yaml", "name: peer", "name: mesh", "container ports"),
+        ("sidecar.yaml", "containerPort: 9403", "containerPort: 9404", "container ports"),
+        ("sidecar.yaml", "path: /readyz", "path: /ready", "nothing is served at /ready"),
+        ("sidecar.yaml", "path: /livez", "path: /readyz", "livenessProbe"),
+        ("sidecar.yaml", "port: telemetry", "port: proxy", "not on the telemetry port"),
+        ("sidecar.yaml", "io/path: /metrics", "io/path: /metric", "prometheus.io/path"),
+        ("sidecar.yaml", "io/port: \"9403\"", "io/port: \"9402\"", "prometheus.io/port"),
+        ("prestop.yaml", "seconds: 10", "seconds: 20", "grace period"),
+        ("sidecar.yaml", "Seconds: 45", "Seconds: 40", "grace period"),
+        ("sidecar.yaml", "--log-format, json", "--log-format, xml", "log-format"),
+        ("sidecar.yaml", "args: [run, -c,", "args: [serve, -c,", "serve"),
+        ("sidecar.yaml", "/etc/tidegate/tidegate.yaml", "/etc/t.yaml", "another file"),
+        ("sidecar.yaml", "memory: 512Mi", "memory: 256Mi", "memory limit"),
         ("tidegate.yaml", "max_buckets: 200000", "max_buckets: 1000000", "memory limit"),
-        ("kustomization.yaml", "- tidegate.yaml", "- limits.yaml", "another file"),
+        ("kustomization.yaml", "[tidegate.yaml]", "[limits.yaml]", "another file"),
         ("networkpolicy.yaml", "port: 9403", "port: 9402", "network policy"),
-        ("service.yaml", "targetPort: 8080", "targetPort: 3000", "service.yaml"),
+        ("kustomization.yaml", "value: 8080", "value: 3000", "targetPort"),
         ("peers.yaml", "targetPort: 9401", "targetPort: 9402", "peers.yaml"),
-        ("peers.yaml", "name: tidegate-peers", "name: peers", "peers.dns"),
+        ("peers.yaml", "name: tidegate-peers-GROUP", "name: peers-GROUP", "peers.dns"),
+        ("kustomization.yaml", "group=echo", "group=other", "mesh label"),
+        ("app.yaml", "containerPort: 3000", "containerPort: 80", "the application at port 80"),
         ("Dockerfile", "EXPOSE 8080 9401", "EXPOSE 8080 9400", "exposes"),
         ("Dockerfile", "CMD [\"run\"", "CMD [\"start\"", "start"),
         ("Dockerfile", "ENTRYPOINT [\"/tidegate\"", "ENTRYPOINT [\"/bin/tidegate\"", "entry point"),
