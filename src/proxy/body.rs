@@ -319,6 +319,11 @@ impl Body {
         }
     }
 
+    /// Whether it is one of our own.
+    pub(super) const fn is_own(&self) -> bool {
+        matches!(self.content, Content::Own(_))
+    }
+
     /// Keeps `exchange` running until the body is gone.
     pub(super) fn hold(&mut self, exchange: Exchange) {
         self.exchange = Some(exchange);

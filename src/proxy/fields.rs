@@ -228,7 +228,7 @@ const fn digits(number: u64) -> usize {
 
 /// Writes `before` and `number` in decimal digits. Each answer has two: the formatting
 /// of the standard library takes several times as long.
-fn push_number(text: &mut Vec<u8>, before: &[u8], mut number: u64) {
+pub(super) fn push_number(text: &mut Vec<u8>, before: &[u8], mut number: u64) {
     text.extend_from_slice(before);
     let start = text.len();
     text.resize(start + digits(number), b'0');

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 
-use super::fields::{Fields, LimitView};
+use super::fields::{Fields, LimitView, push_number};
 use super::metrics::Outcome;
 use super::request::is_grpc;
 
@@ -94,7 +94,11 @@ pub struct Asker {
     grpc: Option<HeaderValue>,
 }
 
-/// Marks an answer that the proxy made; [`Outcome`] says why.
+/// Fields that an answer of our own has at most, usually.
+const OWN_FIELDS: usize = 10;
+
+/// Marks an answer that the proxy made; [`Outcome`] says why. A refusal by a limit has no
+/// mark: refusals come in floods, and a mark costs three allocations.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Synthetic(pub(super) Outcome);
 
@@ -338,10 +342,12 @@ pub(super) fn refusal<B: From<Bytes>>(
         }
         None => {
             let seconds = due_nanos.map(|nanos| nanos.div_ceil(1_000_000_000).max(1));
-            let document = match seconds {
-                Some(seconds) => format!("{},\"retry_after\":{seconds}}}", view.problem),
-                None => format!("{}}}", view.problem),
-            };
+            let mut document = Vec::with_capacity(view.problem.len() + 36);
+            document.extend_from_slice(view.problem.as_bytes());
+            if let Some(seconds) = seconds {
+                push_number(&mut document, b",\"retry_after\":", seconds);
+            }
+            document.push(b'}');
             let mut response = document_response(StatusCode::TOO_MANY_REQUESTS, document, asker);
             if let Some(seconds) = seconds {
                 response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
@@ -353,18 +359,19 @@ pub(super) fn refusal<B: From<Bytes>>(
     if let Some(fields) = fields {
         fields.insert(response.headers_mut());
     }
-    response.extensions_mut().insert(Synthetic(Outcome::Limited));
     response
 }
 
 fn document_response<B: From<Bytes>>(
     status: StatusCode,
-    document: String,
+    document: impl Into<Bytes>,
     asker: &Asker,
 ) -> Response<B> {
-    let body = if asker.head { Bytes::new() } else { Bytes::from(document) };
+    let body = if asker.head { Bytes::new() } else { document.into() };
     let mut response = Response::new(B::from(body));
     *response.status_mut() = status;
+    // For all that comes, at once.
+    response.headers_mut().reserve(OWN_FIELDS);
     response.headers_mut().insert(CONTENT_TYPE, PROBLEM_JSON.clone());
     response
 }

@@ -187,12 +187,16 @@ where
                 Ok(response) => response,
             },
         };
-        let synthetic = response.extensions_mut().remove::<Synthetic>();
-        if let Some(grant) = this.grant.take().filter(|_| synthetic.is_some()) {
+        let upgraded = response.status() == http::StatusCode::SWITCHING_PROTOCOLS;
+        let outcome = match response.extensions_mut().remove::<Synthetic>() {
+            Some(made) => made.0,
+            None if response.body().is_own() && !upgraded => Outcome::Limited,
+            None => Outcome::Forwarded,
+        };
+        if let Some(grant) = this.grant.take().filter(|_| outcome != Outcome::Forwarded) {
             grant.insert(response.headers_mut());
         }
         this.watch.answered = true;
-        let outcome = synthetic.map_or(Outcome::Forwarded, |made| made.0);
         this.watch.settings.metrics.count(outcome);
         if let Some(mut line) = this.line.take() {
             line.answered(outcome, response.status());
@@ -200,7 +204,6 @@ where
         }
         if let Some(exchange) = this.exchange.take() {
             let leaving = this.watch.settings.leaving.stage() >= Stage::Announcing;
-            let upgraded = response.status() == http::StatusCode::SWITCHING_PROTOCOLS;
             if upgraded {
                 exchange.activity().upgrade();
             }
