@@ -6,7 +6,11 @@ use std::{env, error::Error, fs, path::PathBuf};
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let files = protox::compile(
-        ["tidegate/peer/v1/replication.proto", "tidegate/admin/v1/admin.proto"],
+        [
+            "tidegate/peer/v1/replication.proto",
+            "tidegate/admin/v1/admin.proto",
+            "tidegate/deferred/v1/record.proto",
+        ],
         ["proto"],
     )?;
     // The descriptors feed server reflection, so that tools like grpcurl need no file.
@@ -14,6 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(out.join("descriptors.bin"), files.encode_to_vec())?;
     tonic_prost_build::configure()
         .bytes(".tidegate.peer.v1")
+        .bytes(".tidegate.deferred.v1")
         .include_file("protos.rs")
         .compile_fds(files)?;
     Ok(())

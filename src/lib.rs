@@ -10,7 +10,7 @@
 //! | 6 | `config` | one field for each module's own configuration |
 //! | 5 | `admin` | gRPC for operators, HTTP for the kubelet and Prometheus |
 //! | 4 | `proxy`, `peer` | the data path; the mesh between replicas |
-//! | 3 | `discovery` | who the peers are |
+//! | 3 | `discovery`, `deferred` | who the peers are; requests that are sent later |
 //! | 2 | `replication` (pure), `telemetry` | what replicas owe each other; log and metrics |
 //! | 1 | `limiter` (pure), `runtime`, `tls` | may this request pass, and if not, when; process plumbing; certificates |
 //! | 0 | `time`, `wire`, `settings`, `sync` | clock, generated code, notations of the configuration, what threads share |
@@ -31,6 +31,7 @@ pub mod tls;
 pub mod replication;
 pub mod telemetry;
 
+pub mod deferred;
 pub mod discovery;
 
 pub mod peer;

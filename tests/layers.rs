@@ -23,7 +23,7 @@ const LAYERS: &[(u8, &[&str])] = &[
     (0, &["time", "wire", "settings", "sync"]),
     (1, &["limiter", "runtime", "tls"]),
     (2, &["replication", "telemetry"]),
-    (3, &["discovery"]),
+    (3, &["discovery", "deferred"]),
     (4, &["proxy", "peer"]),
     (5, &["admin"]),
     (6, &["config"]),
