@@ -92,7 +92,7 @@ fn check_count<C: tidegate::limiter::Companion>(limiter: &Limiter<C>) {
     let mut count = 0;
     limiter.store().for_each(|_, slot| {
         count += 1;
-        assert_eq!(slot.held, 0);
+        assert_eq!(slot.held(), 0);
     });
     assert_eq!(count, limiter.store().len());
 }
@@ -163,7 +163,7 @@ fn what_is_held_is_spent_or_given_back() {
         let admitted: u64 = at_once(threads.into()).into_iter().sum();
         let mut spent = [0, 0];
         limiter.store().for_each(|_, slot| {
-            assert_eq!(slot.held, 0);
+            assert_eq!(slot.held(), 0);
             let burst = [2_000_000, 3_000_000][slot.limit.0 as usize];
             assert_eq!(slot.bucket.level().micros(), burst - slot.net() as i64);
             spent[slot.limit.0 as usize] += slot.net();
@@ -313,7 +313,7 @@ fn a_reset_and_requests_lose_no_tokens() {
             thread.join().unwrap();
         }
         limiter.store().for_each(|_, slot| {
-            assert_eq!(slot.held, 0);
+            assert_eq!(slot.held(), 0);
             assert_eq!(slot.bucket.level().micros(), 3_000_000 - slot.net() as i64);
         });
         told(&mut engine, now().plus(Duration::from_millis(200)));

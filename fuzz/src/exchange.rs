@@ -159,8 +159,8 @@ impl Node {
         let (mut count, mut held) = (0, 0);
         self.limiter.store().for_each(|id, slot| {
             count += 1;
-            held += slot.held;
-            assert!(slot.returned <= slot.spent, "more was given back than spent");
+            held += slot.held();
+            assert!(slot.returned() <= slot.spent, "more was given back than spent");
             let Some(limit) = limits.get(slot.limit) else { return };
             let quota = limit.quota(id);
             assert!(slot.bucket.is_valid(quota), "{:?} of {quota:?}", slot.bucket);
@@ -168,7 +168,7 @@ impl Node {
         assert_eq!(count, self.limiter.store().len());
         assert!(count <= MAX_BUCKETS, "{count} buckets");
         assert_eq!(held, 0, "no request is being decided");
-        for index in 0..limits.len() as u32 {
+        for index in 0..limits.len() as u16 {
             let bound = self.engine.overshoot_bound(LimitIndex(index), now);
             assert!(bound.is_none_or(|tokens| tokens.is_finite() && tokens >= 0.0));
         }
@@ -528,7 +528,7 @@ impl World {
     }
 
     fn reset(&mut self, input: &mut Input<'_>) {
-        let index = LimitIndex(input.byte() as u32 % 4);
+        let index = LimitIndex(u16::from(input.byte()) % 4);
         let key = key(KEYS[input.below(KEYS.len())]);
         let bucket = match self.limits.get(index.0 as usize) {
             Some(limit) => limit.bucket_id(key.as_bytes()),

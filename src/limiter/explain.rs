@@ -10,7 +10,7 @@ use super::key::BucketId;
 use super::limit::{LimitIndex, LimitSet};
 use super::request::Attributes;
 use super::rule::Exclusion;
-use super::store::Slot;
+use super::slot::Slot;
 use super::tokens::Tokens;
 use super::wait::Asking;
 use super::{Charge, Companion, Decision, Event, Ground, Limiter, Part, Quota, Verdict};

@@ -28,7 +28,7 @@ pub(super) struct Floors {
 #[derive(Debug)]
 struct Floor {
     bucket: TokenBucket,
-    revision: u32,
+    revision: u16,
 }
 
 impl Floors {

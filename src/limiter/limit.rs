@@ -90,7 +90,7 @@ pub struct Limit {
     spec: LimitSpec,
     seed: IdentitySeed,
     parts_hash: u64,
-    revision: u32,
+    revision: u16,
 }
 
 impl Limit {
@@ -125,7 +125,7 @@ impl Limit {
     }
 
     /// Grows by one whenever a reload changes the quota of any of its buckets.
-    pub const fn revision(&self) -> u32 {
+    pub const fn revision(&self) -> u16 {
         self.revision
     }
 
@@ -192,7 +192,7 @@ impl Limit {
 /// A limit's index in its [`LimitSet`], the same for as long as the process
 /// lives: a bucket refers to its limit by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LimitIndex(pub u32);
+pub struct LimitIndex(pub u16);
 
 /// All limits of one configuration, in its order.
 ///
@@ -211,7 +211,7 @@ pub struct LimitSet {
 struct Place {
     identity: String,
     parts_hash: u64,
-    revision: u32,
+    revision: u16,
     limit: Option<Arc<Limit>>,
 }
 
@@ -321,5 +321,5 @@ impl Place {
 
 /// Places are few: see [`LimitSet::MAX`].
 const fn index_of(place: usize) -> LimitIndex {
-    LimitIndex(place as u32)
+    LimitIndex(place as u16)
 }

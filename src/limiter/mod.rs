@@ -38,6 +38,8 @@ mod quota;
 mod reload;
 mod request;
 mod rule;
+mod shard;
+mod slot;
 mod store;
 #[cfg(test)]
 mod testing;
@@ -57,7 +59,8 @@ pub use request::{Attributes, Client};
 pub use rule::{
     Condition, Exclusion, Extracted, Field, KeyPart, KeyTextError, Missing, Rule, Source,
 };
-pub use store::{Slot, Store};
+pub use slot::Slot;
+pub use store::Store;
 pub use tokens::Tokens;
 pub use wait::{Crowding, Outlook, Turn, Waiter};
 
@@ -391,7 +394,7 @@ impl<C: Companion> Limiter<C> {
                     let taken = self.has_room(&charges[i], slot, asking, now)
                         && slot.bucket.try_take(check.cost);
                     if taken {
-                        slot.held = slot.held.saturating_add(micros(check.cost));
+                        slot.hold(micros(check.cost));
                     } else {
                         self.refuse::<G>(&charges[i], slot, check, asking, now);
                     }
@@ -405,7 +408,7 @@ impl<C: Companion> Limiter<C> {
         }
         for i in held {
             self.at_bucket(ground, &charges[i], &mut checks[i], asking, now, |slot, check| {
-                slot.held = slot.held.saturating_sub(micros(check.cost));
+                slot.release(micros(check.cost));
                 if refused {
                     slot.bucket.shift(&check.quota, check.cost);
                 } else {
@@ -565,7 +568,7 @@ impl<C: Companion> Limiter<C> {
             Some((bucket, quota))
         };
         let rank = |id: BucketId, slot: &Slot<C::State>| {
-            if slot.held > 0 || slot.line.is_some() {
+            if slot.is_needed() {
                 return None;
             }
             let Some((bucket, quota)) = advanced(id, slot) else { return Some((true, 0)) };
@@ -600,7 +603,7 @@ impl<C: Companion> Limiter<C> {
                     return Calls::default();
                 }
                 self.companion.advance(slot, quota, now);
-                slot.returned = slot.returned.saturating_add(cost);
+                slot.give_back(cost);
                 slot.bucket.shift(quota, check.cost);
                 let event = Event::Returned(check.cost);
                 self.companion.happened(event, check.bucket, slot, quota, now);
@@ -618,7 +621,7 @@ impl<C: Companion> Limiter<C> {
             let advanced = slot.bucket.advanced_at();
             let used = slot.companion.as_ref().map_or(advanced, |c| self.companion.used_at(c));
             let Some(quota) = self.bring_up_to_date(&limits, id, slot) else { return false };
-            if now.since(used) < idle || slot.held > 0 || slot.line.is_some() {
+            if now.since(used) < idle || slot.is_needed() {
                 return true;
             }
             if slot.companion.is_none() {

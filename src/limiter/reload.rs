@@ -73,11 +73,11 @@ impl<C: Companion> Limiter<C> {
             let stays = self.bring_up_to_date(&limits, id, slot).is_some();
             if stays {
                 calls.add(slot.call_front());
-            } else if let Some(line) = slot.line.take() {
+            } else if let Some(line) = slot.take_line() {
                 // There is nothing left to wait for.
                 calls.add(line.call_all());
             }
-            stays || slot.held > 0
+            stays || slot.held() > 0
         });
         calls.call();
         Ok(())
@@ -125,7 +125,7 @@ impl<C: Companion> Limiter<C> {
 
 impl Former {
     /// The limit at `index`, if that was its revision.
-    fn of(&self, index: LimitIndex, revision: u32) -> Option<&Limit> {
+    fn of(&self, index: LimitIndex, revision: u16) -> Option<&Limit> {
         self.limits.get(index).filter(|limit| limit.revision() == revision)
     }
 

@@ -90,7 +90,7 @@ fn several_limits_under_contention_never_leak_a_hold() {
     assert_eq!(passed.into_inner(), 40);
     let limits = limiter.limits();
     limiter.store().for_each(|id, slot| {
-        assert_eq!(slot.held, 0);
+        assert_eq!(slot.held(), 0);
         assert_eq!(slot.spent, 40_000_000);
         let quota = limits.get(slot.limit).unwrap().quota(id);
         assert_eq!(slot.bucket.level(), quota.burst().minus(tokens(40)));

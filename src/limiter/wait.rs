@@ -317,7 +317,7 @@ impl<C: Companion> Limiter<C> {
         let mut calls = Calls::default();
         waiter.lines.retain(|bucket| {
             let found = self.store.with_existing(*bucket, |slot| {
-                let Some(line) = &mut slot.line else { return false };
+                let Some(line) = slot.line_mut() else { return false };
                 if !line.register(ticket, waker) {
                     return false;
                 }
@@ -363,12 +363,12 @@ impl<C: Companion> Limiter<C> {
     fn join(&self, waiter: &mut Waiter, check: &Check, longest: usize, now: Timestamp) -> bool {
         let (ticket, deadline) = (waiter.ticket, waiter.deadline);
         let joined = self.with_existing(check.bucket, |slot, quota| {
-            match &mut slot.line {
+            match slot.line_mut() {
                 Some(line) if line.len() >= longest => return false,
                 Some(line) => line.join(ticket, check.cost, deadline),
                 None if longest == 0 => return false,
                 None => {
-                    slot.line = Some(Box::new(Line::new(ticket, check.cost, deadline)));
+                    slot.begin_line(Line::new(ticket, check.cost, deadline));
                     self.companion.happened(Event::Line, check.bucket, slot, quota, now);
                 }
             }
@@ -383,11 +383,11 @@ impl<C: Companion> Limiter<C> {
     /// Takes a request out of the line of a bucket, and calls who is next.
     fn quit(&self, ticket: Ticket, bucket: BucketId, now: Timestamp) {
         let quit = self.store.with_existing(bucket, |slot| {
-            let Some(line) = &mut slot.line else { return (Calls::default(), false) };
+            let Some(line) = slot.line_mut() else { return (Calls::default(), false) };
             let calls = line.leave(ticket);
             let emptied = line.is_empty();
             if emptied {
-                slot.line = None;
+                drop(slot.take_line());
             }
             (calls, emptied)
         });

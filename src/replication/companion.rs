@@ -115,7 +115,7 @@ impl Companion {
     /// slot has spent up to now as known to all.
     pub(super) fn ensure_ledger(&self, id: BucketId, slot: &mut Slot<Ledger>, now: Timestamp) {
         if slot.companion.is_none() {
-            let ledger = self.new_ledger(id, slot.limit, slot.spent, slot.returned, now);
+            let ledger = self.new_ledger(id, slot.limit, slot.spent, slot.returned(), now);
             slot.companion = Some(ledger);
         }
     }
@@ -175,7 +175,7 @@ impl limiter::Companion for Companion {
             };
             // What happened before the first event in company is in snapshots.
             let (spent, returned) =
-                (slot.spent.saturating_sub(spent), slot.returned.saturating_sub(returned));
+                (slot.spent.saturating_sub(spent), slot.returned().saturating_sub(returned));
             slot.companion = Some(self.new_ledger(id, slot.limit, spent, returned, now));
         }
         let (net, level, waiting) = (slot.net(), slot.bucket.level(), slot.waiting() > 0);

@@ -254,7 +254,7 @@ fn a_hangup_reloads_at_once_and_says_what_needs_a_restart() {
     let answer = connection.get_with("/", &[("x-forwarded-for", "203.0.113.5")]);
     assert_eq!((answer.status, answer.field("ratelimit")), (200, None));
     let mut keys = Vec::new();
-    replica.handle.limiter.store().for_each(|_, slot| keys.push(slot.key.clone().unwrap()));
+    replica.handle.limiter.store().for_each(|_, slot| keys.push(slot.key().unwrap().to_vec()));
     let keys = keys.iter().map(|key| tidegate::limiter::key::decode(key).unwrap()[0].to_string());
     assert_eq!(keys.collect::<Vec<_>>(), ["203.0.113.5"]);
 }

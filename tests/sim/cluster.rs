@@ -427,7 +427,7 @@ impl Cluster {
     /// The level a node knows, in whole tokens; full if it knows nothing.
     pub(crate) fn level(&self, node: usize, limit: usize, key: &str) -> f64 {
         let limits = self.nodes[node].limiter.limits();
-        let limit = limits.get(LimitIndex(limit as u32)).unwrap();
+        let limit = limits.get(LimitIndex(limit as u16)).unwrap();
         let key = limit.rule().key_from_text(&[key], 64).unwrap();
         let id = limit.bucket_id(key.as_bytes());
         let view = self.nodes[node].engine.bucket(id, self.local(node));

@@ -181,7 +181,7 @@ fn a_limit_that_is_gone_leaves_its_index_and_takes_its_buckets() {
     }
     limiter.reload(set([of("c", c), of("b", b)]), NOW).unwrap();
     assert_eq!(limiter.store().len(), 1);
-    let names: Vec<(u32, String)> =
+    let names: Vec<(u16, String)> =
         limiter.limits().iter().map(|(index, limit)| (index.0, limit.name().into())).collect();
     assert_eq!(names, [(2, "c".into()), (1, "b".into())], "in the order of the file");
     assert_eq!(

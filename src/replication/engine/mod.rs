@@ -280,9 +280,10 @@ impl Engine {
         let flushed = self.limiter.with_existing(bucket, |slot, quota| {
             slot.companion.as_deref().filter(|ledger| wanted(ledger))?;
             companion.advance(slot, quota, now);
+            let (spent, returned) = (slot.spent, slot.returned());
             let ledger = slot.companion.as_deref_mut()?;
             let base = ledger.base();
-            ledger.flush(slot.spent, slot.returned, quota, now);
+            ledger.flush(spent, returned, quota, now);
             Some((base, ledger.watch()))
         });
         let Some((base, watch)) = flushed.flatten() else { return false };
@@ -317,11 +318,12 @@ impl Engine {
             slot.companion.as_ref()?;
             companion.advance(slot, quota, now);
             let (net, level) = (slot.net(), slot.bucket.level());
+            let (spent, returned) = (slot.spent, slot.returned());
             let ledger = slot.companion.as_deref_mut()?;
             let verdict = ledger.inspect(net, level, quota, pace, now);
             let base = verdict.flush.then(|| {
                 let base = ledger.base();
-                ledger.flush(slot.spent, slot.returned, quota, now);
+                ledger.flush(spent, returned, quota, now);
                 base
             });
             if verdict.again.is_none() {

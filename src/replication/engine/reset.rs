@@ -144,10 +144,9 @@ pub(super) fn empty(
     now: Timestamp,
 ) {
     slot.bucket = TokenBucket::full(quota, now);
-    let held = i64::try_from(slot.held).unwrap_or(i64::MAX);
+    let held = i64::try_from(slot.held()).unwrap_or(i64::MAX);
     slot.bucket.shift(quota, Tokens::from_micros(-held));
     slot.life = life;
-    slot.spent = 0;
-    slot.returned = 0;
+    slot.forget_spending();
     slot.companion = Some(companion.new_ledger(bucket, slot.limit, 0, 0, now));
 }

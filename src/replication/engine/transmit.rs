@@ -49,7 +49,10 @@ impl Engine {
             let epochs = self.limiter.companion().epochs();
             let limit_epochs = told
                 .into_iter()
-                .map(|limit| LimitEpoch { limit: limit.0, epoch: epochs.of_limit(limit) })
+                .map(|limit| LimitEpoch {
+                    limit: u32::from(limit.0),
+                    epoch: epochs.of_limit(limit),
+                })
                 .collect();
             let update = Update { entries: Vec::new(), limit_epochs };
             return self.frame(id, Body::Update(update), now);
@@ -124,7 +127,7 @@ impl Engine {
             let made = self.limiter.with_existing(bucket, |slot, quota| {
                 companion.advance(slot, quota, now);
                 let level = slot.bucket.level();
-                let (spent, returned) = (slot.spent, slot.returned);
+                let (spent, returned) = (slot.spent, slot.returned());
                 let ledger = slot.companion.as_deref_mut()?;
                 // An old flush says too little: what was spent since goes with
                 // it, as a new flush for everybody.
@@ -135,13 +138,14 @@ impl Engine {
                         ledger.flush(spent, returned, quota, now);
                         base
                     });
+                let ledger = slot.companion.as_deref()?;
                 let flush = ledger.last();
                 let Telling { base, ack, elsewhere, is_first } =
                     ledger.telling(origin, base, quota);
-                let key = slot.key.as_deref().filter(|key| is_first && key::may_travel(key));
+                let key = slot.key().filter(|key| is_first && key::may_travel(key));
                 let entry = Entry {
                     bucket,
-                    limit: slot.limit.0,
+                    limit: u32::from(slot.limit.0),
                     generation: ledger.generation(),
                     epoch: ledger.epoch(),
                     flush: flush.number,
@@ -286,7 +290,7 @@ impl Engine {
                 incarnation: self.me,
                 generation: 0,
                 spent: slot.spent,
-                returned: slot.returned,
+                returned: slot.returned(),
                 demand: 0.0,
                 unseen: 0,
             };
@@ -296,11 +300,11 @@ impl Engine {
             };
             Some(Row {
                 bucket,
-                limit: slot.limit.0,
+                limit: u32::from(slot.limit.0),
                 epoch,
                 deficit,
                 contributions,
-                key: slot.key.as_deref().filter(|k| key::may_travel(k)).map(<[u8]>::to_vec),
+                key: slot.key().filter(|k| key::may_travel(k)).map(<[u8]>::to_vec),
                 pause,
             })
         });

@@ -178,7 +178,7 @@ impl Engine {
             Some(BucketView {
                 bucket,
                 limit: slot.limit,
-                key: slot.key.as_deref().map(<[u8]>::to_vec),
+                key: slot.key().map(<[u8]>::to_vec),
                 quota: *quota,
                 level,
                 spent,
@@ -186,7 +186,7 @@ impl Engine {
                 refused: slot.refused,
                 waiting: slot.waiting(),
                 awaited: slot.awaited(),
-                unsent: ledger.map_or(0, |l| l.unsent(slot.spent, slot.returned).unsigned_abs()),
+                unsent: ledger.map_or(0, |l| l.unsent(slot.spent, slot.returned()).unsigned_abs()),
                 heard_nanos_ago: ledger
                     .and_then(|l| l.heard_at())
                     .map(|heard| now.nanos_since(heard)),
@@ -202,7 +202,7 @@ impl Engine {
         self.limiter.store().for_each(|_, slot| {
             if let Some(ledger) = slot.companion.as_deref() {
                 total =
-                    total.saturating_add(ledger.unsent(slot.spent, slot.returned).unsigned_abs());
+                    total.saturating_add(ledger.unsent(slot.spent, slot.returned()).unsigned_abs());
             }
         });
         total

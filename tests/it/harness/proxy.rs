@@ -203,7 +203,7 @@ impl TestProxy {
     pub fn keys(&self) -> Vec<String> {
         let mut keys = Vec::new();
         self.limiter.store().for_each(|_, slot| {
-            let key = slot.key.as_deref().unwrap_or_default();
+            let key = slot.key().unwrap_or_default();
             let parts = tidegate::limiter::key::decode(key).unwrap();
             keys.push(parts.iter().map(ToString::to_string).collect::<Vec<_>>().join("|"));
         });
