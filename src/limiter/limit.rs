@@ -4,9 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use super::cost::Cost;
+use super::index::Index;
 use super::key::{BucketId, IdentitySeed};
 use super::quota::Quota;
+use super::request::Attributes;
 use super::rule::Rule;
 
 /// What a limit does with a request for which it has no room.
@@ -204,6 +208,8 @@ pub struct LimitSet {
     places: Vec<Place>,
     /// The occupied places, in the order of the configuration.
     order: Vec<LimitIndex>,
+    /// Finds those that may apply to a request, if they are many.
+    rules: Option<Arc<Index>>,
 }
 
 /// Where a limit is, or was.
@@ -232,7 +238,15 @@ impl LimitSet {
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> Self {
         let places: Vec<Place> = limits.into_iter().map(Place::new).collect();
         let order = (0..places.len()).map(index_of).collect();
-        Self { places, order }
+        Self { places, order, rules: None }.indexed()
+    }
+
+    /// The same with an index of its rules.
+    fn indexed(mut self) -> Self {
+        self.rules =
+            Index::new(self.order.iter().filter_map(|index| Some(self.get(*index)?.rule())))
+                .map(Arc::new);
+        self
     }
 
     /// These limits, at the places that they have in `former`.
@@ -269,12 +283,32 @@ impl LimitSet {
             };
             order.push(at);
         }
-        if places.len() > Self::MAX { Err(TooManyLimits) } else { Ok(Self { places, order }) }
+        if places.len() > Self::MAX {
+            return Err(TooManyLimits);
+        }
+        Ok(Self { places, order, rules: None }.indexed())
     }
 
     /// Every limit with its index, in the order of the configuration.
     pub fn iter(&self) -> impl Iterator<Item = (LimitIndex, &Limit)> {
         self.order.iter().filter_map(|index| Some((*index, self.get(*index)?)))
+    }
+
+    /// Every limit that may apply to `request`, in the same order. Others do not.
+    pub(super) fn candidates(
+        &self,
+        request: &impl Attributes,
+    ) -> impl Iterator<Item = (LimitIndex, &Limit)> {
+        let found = self.rules.as_ref().map(|rules| rules.find(request));
+        let count = found.as_ref().map_or(self.order.len(), SmallVec::len);
+        (0..count).filter_map(move |i| {
+            let position = match &found {
+                Some(found) => usize::from(*found.get(i)?),
+                None => i,
+            };
+            let index = *self.order.get(position)?;
+            Some((index, self.get(index)?))
+        })
     }
 
     /// What is at each index, from 0 on.

@@ -30,6 +30,7 @@ mod cost;
 mod decision;
 mod explain;
 mod floor;
+mod index;
 pub mod key;
 mod limit;
 mod line;
@@ -295,7 +296,7 @@ impl<C: Companion> Limiter<C> {
     fn decide_as(&self, asking: Asking<'_>, request: &impl Attributes, now: Timestamp) -> Decision {
         let limits = self.limits.load();
         let mut charges: SmallVec<[Charge<'_>; 2]> = SmallVec::new();
-        for (index, limit) in limits.iter() {
+        for (index, limit) in limits.candidates(request) {
             match Part::of(index, limit, request) {
                 Part::Charged(charge) => charges.push(charge),
                 Part::Excluded(_) | Part::Skipped(_) => {}

@@ -127,6 +127,11 @@ impl PathPattern {
         Ok(Self { stem, prefix })
     }
 
+    /// What every path that matches begins with, before its end or a slash.
+    pub(super) fn stem(&self) -> &[u8] {
+        &self.stem
+    }
+
     /// Whether the normalised `path` matches.
     pub fn matches(&self, path: &[u8]) -> bool {
         match path.strip_prefix(self.stem.as_slice()) {

@@ -3,6 +3,7 @@
 use super::path;
 use super::request::{Attributes, Client};
 
+#[derive(Debug)]
 pub(crate) struct FakeRequest {
     method: String,
     path: Vec<u8>,
