@@ -102,8 +102,14 @@ impl Rate {
         if self.tokens == 0 {
             return None;
         }
-        let units = u128::from(micros) * u128::from(self.period_ms) - u128::from(carry);
-        u64::try_from(units.div_ceil(u128::from(self.tokens))).ok()
+        // The carry is below the period.
+        match micros.checked_mul(u64::from(self.period_ms)) {
+            Some(product) => Some((product - u64::from(carry)).div_ceil(self.tokens)),
+            None => {
+                let units = u128::from(micros) * u128::from(self.period_ms) - u128::from(carry);
+                u64::try_from(units.div_ceil(u128::from(self.tokens))).ok()
+            }
+        }
     }
 }
 
@@ -201,7 +207,31 @@ impl Quota {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// Also where the product of the two does not fit into 64 bits.
+        #[test]
+        fn a_wait_is_as_long_as_the_tokens_take_and_no_nanosecond_longer(
+            micros in prop_oneof![1u64..10_000_000, any::<u64>()],
+            tokens in 1u64..1_000_000,
+            period_ms in prop_oneof![1u32..100_000, 1u32..u32::MAX],
+            carry in any::<u32>(),
+        ) {
+            prop_assume!(tokens <= u64::from(period_ms) * 1_000_000);
+            let rate = Rate { tokens, period_ms };
+            let carry = carry % period_ms;
+            let Some(nanos) = rate.nanos_for(micros, carry) else { return Ok(()) };
+            let come = |nanos: u64| {
+                let units = u128::from(nanos) * u128::from(tokens) + u128::from(carry);
+                units / u128::from(period_ms)
+            };
+            prop_assert!(come(nanos) >= u128::from(micros));
+            prop_assert!(nanos == 0 || come(nanos - 1) < u128::from(micros));
+        }
+    }
 
     #[test]
     fn rates_parse_and_print() {
