@@ -11,6 +11,11 @@ use crate::time::Timestamp;
 /// one that is gone is not believed to live because a snapshot names it.
 const NAMED_FOR: Duration = Duration::from_secs(60);
 
+/// Origins that are only named in snapshots, at most. A group is smaller, even with
+/// all that left it in the last minute; beyond it a snapshot is invented, and what it
+/// says of more of them is as if it did not name them.
+pub(super) const MAX_NAMED: usize = 4_096;
+
 /// Ids of origins; they are met as peers or only named in snapshots.
 #[derive(Debug, Default)]
 pub(super) struct Origins {
@@ -55,6 +60,9 @@ impl Origins {
         if self.gone.contains_key(&incarnation) {
             return false;
         }
+        if self.named.len() >= MAX_NAMED && !self.named.contains_key(&incarnation) {
+            return false;
+        }
         self.intern(incarnation);
         self.named.insert(incarnation, now).is_none()
     }
@@ -83,5 +91,36 @@ impl Origins {
         let ids = &self.ids;
         self.names.retain(|_, i| ids.contains_key(i));
         self.ids.len() != before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(3_600_000);
+
+    fn incarnation(number: u128) -> Incarnation {
+        Incarnation::from_bytes(number.to_le_bytes())
+    }
+
+    #[test]
+    fn snapshots_cannot_name_origins_without_end() {
+        let mut origins = Origins::default();
+        let met = origins.meet(incarnation(0));
+        for number in 1..=2 * MAX_NAMED as u128 {
+            assert_eq!(origins.hear_of(incarnation(number), NOW), number <= MAX_NAMED as u128);
+        }
+        assert_eq!(origins.named().count(), MAX_NAMED);
+        assert_eq!((origins.ids.len(), origins.names.len()), (MAX_NAMED + 1, MAX_NAMED + 1));
+        assert_eq!(origins.find(incarnation(MAX_NAMED as u128 + 1)), None);
+        // Those that are known are named on, and others are met as ever.
+        assert!(!origins.hear_of(incarnation(1), NOW.plus(NAMED_FOR / 2)));
+        assert_ne!(origins.meet(incarnation(u128::MAX)), met);
+        // There is room again when the rest was not named for a while.
+        let later = NOW.plus(NAMED_FOR);
+        origins.sweep(|peer| peer == incarnation(0), later);
+        assert_eq!(origins.named().count(), 1);
+        assert!(origins.hear_of(incarnation(MAX_NAMED as u128 + 1), later));
     }
 }

@@ -52,10 +52,10 @@ pub(in crate::replication) fn apply(
         return Applied { old: true, forgiven: 0 };
     };
     let (integral, lost) = (ledger.integral, ledger.lost);
-    let known = ledger.acknowledged(entry.ack).map(Flush::net);
+    let acked = ledger.acknowledged(entry.ack).copied();
     let peer = &mut ledger.peers[index];
     if entry.ack != 0 {
-        peer.knows = known.unwrap_or(peer.knows);
+        peer.knows = acked.as_ref().map_or(peer.knows, Flush::net);
     }
     let news = entry.spent > peer.spent || entry.returned > peer.returned;
     let newer_flush = peer.heard == 0 || newer(entry.flush, peer.heard);
@@ -100,7 +100,7 @@ pub(in crate::replication) fn apply(
     let compares = terms.same_quota && !terms.stale && newer_flush && terms.replicas > 1;
     if compares {
         let level = slot.bucket.level().micros();
-        let change = ledger.average(index, entry, &terms, own_net, level, quota, now);
+        let change = ledger.average(index, entry, &terms, (own_net, acked), level, quota, now);
         if let Some(change) = change {
             forgiven = forgiven.plus(slot.bucket.shift(quota, Tokens::from_micros(change)));
         }
@@ -164,18 +164,12 @@ impl Ledger {
             entry.returned.saturating_sub(entry.fresh_returned),
         );
         let integral = self.integral;
-        let mut peer = Peer::baseline(origin, entry.generation, base, integral, now);
+        let peer = Peer::baseline(origin, entry.generation, base, integral, now);
         match found {
             Some(i) => {
-                // What was reckoned for its former life is still to be replaced.
+                // What is fresh was spent since the last entry, not since now.
                 let old = &self.peers[i];
-                peer.demand = old.demand;
-                peer.integral = old.integral;
-                peer.rate = old.rate;
-                peer.at = old.at;
-                peer.reserve = old.reserve;
-                peer.averaged_at = old.averaged_at;
-                self.peers[i] = peer;
+                self.peers[i] = Peer { at: old.at, ..peer.succeeding(old) };
                 Some(i)
             }
             None => {

@@ -72,20 +72,21 @@ impl Ledger {
     }
 
     /// How far this replica's level moves towards the one of the peer at `index`,
-    /// in micro-tokens; `None` if the two cannot be compared.
+    /// in micro-tokens; `None` if the two cannot be compared. `own` is what this
+    /// replica spent, net, and the newest of its flushes that the peer had.
     #[allow(clippy::too_many_arguments, reason = "one formula in one place")]
     pub(super) fn average(
         &mut self,
         index: usize,
         entry: &Entry,
         terms: &Terms,
-        own_net: u64,
+        own: (u64, Option<Flush>),
         level: i64,
         quota: &Quota,
         now: Timestamp,
     ) -> Option<i64> {
         let gap = now.nanos_since(self.peers[index].averaged_at) as f64;
-        let correction = self.correction(index, entry, terms, own_net, quota, now);
+        let correction = self.correction(index, entry, terms, own, quota, now);
         let peer = &mut self.peers[index];
         // While much is under way the time counts on: the next comparison weighs more.
         if peer.lag.too_much_since.is_none() {
@@ -106,7 +107,7 @@ impl Ledger {
         index: usize,
         entry: &Entry,
         terms: &Terms,
-        own_net: u64,
+        (own_net, acked): (u64, Option<Flush>),
         quota: &Quota,
         now: Timestamp,
     ) -> Option<f64> {
@@ -115,7 +116,7 @@ impl Ledger {
         if entry.ack == 0 && self.last.number != 0 {
             return None;
         }
-        let acked = self.acknowledged(entry.ack)?;
+        let acked = acked?;
         let spent_since = own_net as f64 - acked.net() as f64;
         if self.reckons(quota) {
             // The peer reckoned for us; what we really spent is the truth.

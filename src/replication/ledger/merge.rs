@@ -180,15 +180,7 @@ impl Ledger {
                     peer.unseen = told.start;
                     peer.demand = c.demand.max(0.0);
                     match found {
-                        Some(old) => {
-                            // What was reckoned for its former life stays to be
-                            // replaced by its next entry.
-                            peer.demand = old.demand;
-                            peer.integral = old.integral;
-                            peer.rate = old.rate;
-                            peer.reserve = old.reserve;
-                            *old = peer;
-                        }
+                        Some(old) => *old = peer.succeeding(old),
                         None => self.peers.push(peer),
                     }
                     // It may never be met; the members say so.

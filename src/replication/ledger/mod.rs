@@ -148,6 +148,20 @@ impl Peer {
         }
     }
 
+    /// This life of a peer, after `former`: what was reckoned for that one is still to
+    /// be replaced by what it really spends, and how fast it spends and when levels
+    /// were last compared does not begin anew.
+    const fn succeeding(self, former: &Self) -> Self {
+        Self {
+            demand: former.demand,
+            integral: former.integral,
+            rate: former.rate,
+            reserve: former.reserve,
+            averaged_at: former.averaged_at,
+            ..self
+        }
+    }
+
     /// What was taken from the level for it beyond what it is known to have spent.
     fn outstanding(&self, integral: f64) -> f64 {
         match self.reserve {
