@@ -15,13 +15,13 @@ use std::time::Duration;
 use prost::Message as _;
 use tidegate::limiter::{
     Attributes, BucketId, Client, Cost, KeyBuf, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec,
-    Partition, Quota, Rate, Rule, Source, Tokens,
+    Partition, PauseOrder, Quota, Rate, Rule, Source, Tokens,
 };
 use tidegate::peer::{Decoder, Encoder};
 use tidegate::replication::{
     Body, Companion, Contribution, DialFailure, Engine, Entry, Frame, Hello, Incarnation,
-    LimitDeclaration, LimitEpoch, PauseLeft, ReplicatedLimiter, Reset, Row, SessionId, Settings,
-    Side, Snapshot, Update,
+    LimitDeclaration, LimitEpoch, LimitPause, PauseLeft, ReplicatedLimiter, Reset, Row, SessionId,
+    Settings, Side, Snapshot, Update,
 };
 use tidegate::time::Timestamp;
 use tidegate::wire::tidegate::peer::v1 as wire;
@@ -466,7 +466,12 @@ impl World {
         if input.byte() > 230 {
             limit_epochs.push(LimitEpoch { limit: input.byte().into(), epoch: input.number() });
         }
-        Update { entries, limit_epochs }
+        let mut limit_pauses = Vec::new();
+        while input.byte() > 240 {
+            let told = LimitPause { limit: input.byte().into(), pause: pause_left(input) };
+            limit_pauses.push(told);
+        }
+        Update { entries, limit_epochs, limit_pauses }
     }
 
     /// A bucket, its limit and its key, which mostly belong together.
@@ -539,7 +544,17 @@ impl World {
             0 => engine.reset(&Reset::Key(index, key), self.now).is_some(),
             1 => engine.reset(&Reset::Bucket(index, bucket), self.now).is_some(),
             2 => engine.reset(&Reset::Limit(index), self.now).is_some(),
-            _ => engine.pause(index, bucket, None, input.number(), self.now),
+            _ => {
+                let until = self.now.plus_nanos(input.number());
+                let order =
+                    [PauseOrder::AtLeast(until), PauseOrder::Until(until), PauseOrder::Lift]
+                        [input.below(3)];
+                if input.byte() > 200 {
+                    engine.limiter().pause_limit(index, order, self.now)
+                } else {
+                    engine.limiter().pause(index, bucket, None, order, self.now)
+                }
+            }
         };
         assert!(!existed || (index.0 as usize) < self.limits.len());
         let _ = engine.bucket(bucket, self.now);
@@ -599,5 +614,11 @@ fn demand(input: &mut Input<'_>) -> f64 {
 }
 
 fn pause(input: &mut Input<'_>) -> Option<PauseLeft> {
-    (input.byte() > 240).then(|| PauseLeft { generation: input.number(), millis: input.number() })
+    (input.byte() > 240).then(|| pause_left(input))
+}
+
+/// On the wire generations begin at 1, and a memory is as long as the pause at least.
+fn pause_left(input: &mut Input<'_>) -> PauseLeft {
+    let (generation, millis) = (input.number().max(1), input.number());
+    PauseLeft { generation, millis, remembered_millis: millis.max(input.number()) }
 }

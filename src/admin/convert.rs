@@ -34,8 +34,9 @@ pub(super) fn rate(rate: Rate) -> pb::Rate {
     pb::Rate { text: rate.to_string(), tokens: rate.tokens(), period: Some(span(period)) }
 }
 
-/// A limit, of which this replica has `buckets` buckets.
-pub(super) fn limit(limit: &Limit, buckets: u64) -> pb::Limit {
+/// A limit, of which this replica has `buckets` buckets, all closed for `paused`
+/// nanoseconds.
+pub(super) fn limit(limit: &Limit, buckets: u64, paused: u64) -> pb::Limit {
     let quota = limit.default_quota();
     let rule = limit.rule();
     pb::Limit {
@@ -64,6 +65,7 @@ pub(super) fn limit(limit: &Limit, buckets: u64) -> pb::Limit {
         applies_to: condition(&rule.condition),
         exempt: rule.exempt.iter().map(condition).collect(),
         max_wait: (!limit.max_wait().is_zero()).then(|| span(limit.max_wait())),
+        paused_for: paused_for(paused),
     }
 }
 
@@ -117,7 +119,7 @@ pub(super) fn bucket(view: &BucketView, limits: &LimitSet, mesh: &MeshView) -> O
         burst: quota.burst().as_f64(),
         burst_micros: quota.burst().micros(),
         rate: Some(rate(quota.rate())),
-        next_token_in: next_token(now, quota).map(duration),
+        next_token_in: next_token(now, quota, view.paused_for).map(duration),
         full_in: now.full_in(quota).map(duration),
         spent: view.spent.iter().map(|(who, micros)| spent(*who, *micros, mesh)).collect(),
         admitted: view.admitted.into(),
@@ -128,19 +130,26 @@ pub(super) fn bucket(view: &BucketView, limits: &LimitSet, mesh: &MeshView) -> O
         waiting: view.waiting as u64,
         awaited: view.awaited.as_f64(),
         awaited_micros: view.awaited.micros(),
+        paused_for: paused_for(view.paused_for),
     })
 }
 
-/// Nanoseconds until a whole token is there; `None` if it never is.
-fn next_token(bucket: TokenBucket, quota: &Quota) -> Option<u64> {
+/// The time until what is closed for so many nanoseconds opens; none if it is open.
+pub(super) fn paused_for(nanos: u64) -> Option<prost_types::Duration> {
+    (nanos > 0).then(|| duration(nanos))
+}
+
+/// Nanoseconds until a whole token can be had from a bucket that is closed for
+/// `paused` nanoseconds; `None` if it never can.
+fn next_token(bucket: TokenBucket, quota: &Quota, paused: u64) -> Option<u64> {
     let one = Tokens::from_micros(Tokens::MICRO);
     // A bucket whose rate is zero still gives what it holds.
     if bucket.level() >= one {
-        return Some(0);
+        return Some(paused);
     }
     match bucket.due(quota, one) {
-        Due::Now => Some(0),
-        Due::In(nanos) => Some(nanos),
+        Due::Now => Some(paused),
+        Due::In(nanos) => Some(nanos.max(paused)),
         Due::Never => None,
     }
 }
@@ -312,12 +321,15 @@ mod tests {
             next_token(
                 TokenBucket::with_level(quota, Tokens::from_micros(micros), Timestamp::ZERO),
                 quota,
+                0,
             )
         };
         let two = quota("2/s", 2);
         assert_eq!(at(&two, 1_000_000), Some(0));
         assert_eq!(at(&two, 0), Some(500_000_000));
         assert_eq!(at(&two, -1_000_000), Some(1_000_000_000));
+        let full = TokenBucket::full(&two, Timestamp::ZERO);
+        assert_eq!(next_token(full, &two, 7), Some(7), "it refills while it is closed");
         let blocked = quota("0/s", 3);
         assert_eq!(at(&blocked, 2_000_000), Some(0));
         assert_eq!(at(&blocked, 500_000), None);

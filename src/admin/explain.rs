@@ -1,6 +1,7 @@
 //! Explanations: from a request in words to what would become of it.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use http::header::HOST;
 use http::request::Parts;
@@ -11,7 +12,7 @@ use tonic::Status;
 use super::convert;
 use super::question::invalid;
 use crate::limiter::{
-    Applicability, Condition, Decision, Due, Exclusion, Explanation, Field, Limit, Outcome, Tokens,
+    Applicability, Check, Condition, Decision, Due, Exclusion, Explanation, Field, Limit, Outcome,
 };
 use crate::proxy::{Asking, Foreseen, Found};
 use crate::wire::tidegate::admin::v1 as pb;
@@ -168,6 +169,7 @@ fn limits(
             told.bucket_id = bucket.to_string();
             told.key = convert::key_parts(key, limit.rule());
             told.bucket_exists = *exists;
+            told.paused_for = convert::paused_for(check.map_or(0, |check| check.paused_for));
             (told.level, told.level_micros) = (level.as_f64(), level.micros());
             (told.burst, told.burst_micros) = (quota.burst().as_f64(), quota.burst().micros());
             told.rate = Some(convert::rate(quota.rate()));
@@ -196,13 +198,13 @@ fn applies(decision: &Decision, check: Option<usize>, held: bool) -> (pb::LimitV
     match check.outcome {
         Outcome::Admitted => (pb::LimitVerdict::Admitted, "it has room".to_owned()),
         Outcome::Refused if held => {
-            let reason = format!("{}; the request waits", no_room(check.due, check.cost));
+            let reason = format!("{}; the request waits", no_room(check));
             (pb::LimitVerdict::Held, reason)
         }
-        Outcome::Refused if check.level >= check.cost => {
+        Outcome::Refused if check.left() >= check.cost => {
             (pb::LimitVerdict::Refused, "other requests wait for what it has".to_owned())
         }
-        Outcome::Refused => (pb::LimitVerdict::Refused, no_room(check.due, check.cost)),
+        Outcome::Refused => (pb::LimitVerdict::Refused, no_room(check)),
         Outcome::NotCharged if held => {
             (pb::LimitVerdict::NotCharged, "it has room, but another limit has not yet".to_owned())
         }
@@ -210,14 +212,20 @@ fn applies(decision: &Decision, check: Option<usize>, held: bool) -> (pb::LimitV
             (pb::LimitVerdict::NotCharged, "it has room, but another limit refuses".to_owned())
         }
         Outcome::ShadowRefused => {
-            let reason = format!("{}; it only reports", no_room(check.due, check.cost));
+            let reason = format!("{}; it only reports", no_room(check));
             (pb::LimitVerdict::ShadowRefused, reason)
         }
     }
 }
 
-fn no_room(due: Due, cost: Tokens) -> String {
-    match due {
+fn no_room(check: &Check) -> String {
+    let cost = check.cost;
+    if check.paused_for > 0 {
+        // In whole milliseconds: nobody reads the rest.
+        let left = Duration::from_millis(check.paused_for.div_ceil(1_000_000));
+        return format!("it is paused for another {}", humantime::format_duration(left));
+    }
+    match check.due {
         Due::Never => format!("it never has {cost} token(s)"),
         Due::In(_) | Due::Now => format!("it lacks the {cost} token(s) that the request costs"),
     }

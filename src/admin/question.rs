@@ -8,7 +8,7 @@ use tonic::Status;
 
 use super::cluster::Stopped;
 use super::convert;
-use crate::limiter::{BucketId, KeyBuf, KeyTextError, Limit, LimitIndex, LimitSet};
+use crate::limiter::{BucketId, KeyBuf, KeyTextError, Limit, LimitIndex, LimitSet, PauseOrder};
 use crate::wire::tidegate::admin::v1 as pb;
 
 /// A bucket as a question names it.
@@ -61,6 +61,61 @@ pub(super) fn bucket(
             let (index, limit) = find(limits, limit)?;
             let key = canonical(key, limit, ipv6_prefix)?;
             Ok((limit.bucket_id(key.as_bytes()), Some(index)))
+        }
+    }
+}
+
+/// Buckets as a question chooses them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Chosen<'a> {
+    /// One.
+    One(Named<'a>),
+    /// All of the limit; must be true.
+    All(bool),
+}
+
+/// Buckets of a limit in force.
+#[allow(clippy::large_enum_variant, reason = "lives for one question")]
+#[derive(Clone, Debug)]
+pub(super) enum Target {
+    /// All.
+    Limit(LimitIndex),
+    /// One, and its canonical key if the question names it so.
+    Bucket(LimitIndex, BucketId, Option<KeyBuf>),
+}
+
+/// The buckets that a question chooses. `known` is the limit of a bucket in memory.
+pub(super) fn chosen(
+    limit: &str,
+    chosen: Option<Chosen<'_>>,
+    limits: &LimitSet,
+    ipv6_prefix: u8,
+    known: impl Fn(BucketId) -> Option<LimitIndex>,
+) -> Result<Target, Status> {
+    let named = || {
+        if limit.is_empty() {
+            return Err(invalid("limit", "the name of a limit is needed"));
+        }
+        find(limits, limit)
+    };
+    match chosen {
+        None => Err(invalid("bucket", "a `key`, an `id` or `all: true` is needed")),
+        Some(Chosen::All(false)) => Err(invalid("all", "it must be true")),
+        Some(Chosen::All(true)) => Ok(Target::Limit(named()?.0)),
+        Some(Chosen::One(Named::Key(key))) => {
+            let (index, limit) = named()?;
+            let key = canonical(key, limit, ipv6_prefix)?;
+            Ok(Target::Bucket(index, limit.bucket_id(key.as_bytes()), Some(key)))
+        }
+        Some(Chosen::One(id @ Named::Id(_))) => {
+            let (id, index) = bucket(limit, Some(id), limits, ipv6_prefix)?;
+            match (index, known(id)) {
+                (Some(index), None) => Ok(Target::Bucket(index, id, None)),
+                (index, Some(known)) if index.is_none_or(|index| index == known) => {
+                    Ok(Target::Bucket(known, id, None))
+                }
+                (index, _) => Err(no_bucket(id, index.and_then(|index| limits.get(index)))),
+            }
         }
     }
 }
@@ -119,6 +174,15 @@ pub(super) fn interval(
     asked.ok_or_else(|| {
         let least = humantime::format_duration(least);
         invalid("interval", &format!("a time from {least} to 1h is needed"))
+    })
+}
+
+/// For how long something is to be closed.
+pub(super) fn pause(asked: Option<prost_types::Duration>) -> Result<Duration, Status> {
+    let asked = asked.and_then(|asked| Duration::try_from(asked).ok());
+    asked.filter(|time| !time.is_zero() && *time <= PauseOrder::LONGEST).ok_or_else(|| {
+        let most = humantime::format_duration(PauseOrder::LONGEST);
+        invalid("pause_for", &format!("a time above zero and up to {most} is needed"))
     })
 }
 

@@ -14,14 +14,15 @@ use tracing::info;
 
 use super::cluster::{Cluster, MeshView};
 use super::listing::{Filter, GROUP, Listing};
-use super::question::{self, Named, invalid, no_bucket, stopped};
+use super::question::{self, Chosen, Named, Target, invalid, no_bucket, stopped};
 use super::top::busiest;
 use super::watch::{Subject, Watch};
 use super::{convert, explain};
-use crate::limiter::{BucketId, Limit, LimitIndex};
+use crate::limiter::{BucketId, KeyBuf, Limit, LimitIndex, PauseOrder};
 use crate::proxy::Preview;
 use crate::replication::{BucketView, Companion, ReplicatedLimiter, Reset};
 use crate::telemetry::log;
+use crate::time::Timestamp;
 use crate::wire::tidegate::admin::v1 as pb;
 use crate::wire::tidegate::admin::v1::admin_server::Admin;
 
@@ -113,6 +114,43 @@ impl<C: Cluster> AdminService<C> {
     fn ipv6_prefix(&self) -> u8 {
         self.means.preview.ipv6_prefix()
     }
+
+    /// The buckets that a question chooses, of a limit in force.
+    fn chosen(&self, limit: &str, chosen: Option<Chosen<'_>>) -> Result<Target, Status> {
+        let known = |id| self.means.limiter.store().with_existing(id, |slot| slot.limit);
+        question::chosen(limit, chosen, &self.means.limiter.limits(), self.ipv6_prefix(), known)
+    }
+
+    /// Closes or opens what was chosen. Returns the names of the limit and of the
+    /// bucket, for the log.
+    fn order(
+        &self,
+        target: &Target,
+        order: PauseOrder,
+        now: Timestamp,
+    ) -> Result<(String, String), Status> {
+        let limiter = &self.means.limiter;
+        let limits = limiter.limits();
+        let (index, done, bucket) = match target {
+            Target::Limit(index) => {
+                (*index, limiter.pause_limit(*index, order, now), "all".to_owned())
+            }
+            Target::Bucket(index, id, key) => {
+                let key = key.as_ref().map(KeyBuf::as_bytes);
+                // What is not there is open.
+                let done = order == PauseOrder::Lift
+                    && limiter.store().with_existing(*id, |_| ()).is_none()
+                    || limiter.pause(*index, *id, key, order, now);
+                (*index, done, id.to_string())
+            }
+        };
+        let limit = limits.get(index).map_or("", Limit::name);
+        if done {
+            return Ok((limit.to_owned(), bucket));
+        }
+        // A reload, or a bucket that is another's by now.
+        Err(Status::not_found(format!("limit `{limit}` has no bucket {bucket} any more")))
+    }
 }
 
 impl<C> fmt::Debug for AdminService<C> {
@@ -132,12 +170,14 @@ impl<C: Cluster> Admin for AdminService<C> {
         _: Request<pb::ListLimitsRequest>,
     ) -> Result<Response<pb::ListLimitsResponse>, Status> {
         let limits = self.means.limiter.limits();
+        let now = self.means.preview.now();
         let mut buckets: HashMap<LimitIndex, u64> = HashMap::new();
         self.means.limiter.store().for_each(|_, slot| *buckets.entry(slot.limit).or_default() += 1);
         let limits = limits
             .iter()
             .map(|(index, limit)| {
-                convert::limit(limit, buckets.get(&index).copied().unwrap_or_default())
+                let paused = self.means.limiter.companion().limit_paused_for(index, now);
+                convert::limit(limit, buckets.get(&index).copied().unwrap_or_default(), paused)
             })
             .collect();
         Ok(Response::new(pb::ListLimitsResponse { limits }))
@@ -243,37 +283,18 @@ impl<C: Cluster> Admin for AdminService<C> {
         request: Request<pb::ResetBucketRequest>,
     ) -> Result<Response<pb::ResetBucketResponse>, Status> {
         use pb::reset_bucket_request::Bucket;
-        let pb::ResetBucketRequest { limit: name, bucket } = request.into_inner();
+        let pb::ResetBucketRequest { limit, bucket } = request.into_inner();
+        let chosen = bucket.as_ref().map(|bucket| match bucket {
+            Bucket::Key(key) => Chosen::One(Named::Key(key)),
+            Bucket::Id(id) => Chosen::One(Named::Id(id)),
+            Bucket::All(all) => Chosen::All(*all),
+        });
+        let what = match self.chosen(&limit, chosen)? {
+            Target::Limit(index) => Reset::Limit(index),
+            Target::Bucket(index, _, Some(key)) => Reset::Key(index, key),
+            Target::Bucket(index, id, None) => Reset::Bucket(index, id),
+        };
         let limits = self.means.limiter.limits();
-        let named = || {
-            if name.is_empty() {
-                return Err(invalid("limit", "the name of a limit is needed"));
-            }
-            question::find(&limits, &name)
-        };
-        let what = match bucket {
-            None => return Err(invalid("bucket", "a `key`, an `id` or `all: true` is needed")),
-            Some(Bucket::All(false)) => return Err(invalid("all", "it must be true")),
-            Some(Bucket::All(true)) => Reset::Limit(named()?.0),
-            Some(Bucket::Key(key)) => {
-                let (index, limit) = named()?;
-                Reset::Key(index, question::canonical(&key, limit, self.ipv6_prefix())?)
-            }
-            Some(Bucket::Id(id)) => {
-                let asked = Some(Named::Id(&id));
-                let (id, index) = question::bucket(&name, asked, &limits, self.ipv6_prefix())?;
-                let known = self.means.limiter.store().with_existing(id, |slot| slot.limit);
-                match (index, known) {
-                    (Some(index), None) => Reset::Bucket(index, id),
-                    (index, Some(known)) if index.is_none_or(|index| index == known) => {
-                        Reset::Bucket(known, id)
-                    }
-                    (index, _) => {
-                        return Err(no_bucket(id, index.and_then(|index| limits.get(index))));
-                    }
-                }
-            }
-        };
         let of = match &what {
             Reset::Key(index, _) | Reset::Bucket(index, _) | Reset::Limit(index) => *index,
         };
@@ -293,6 +314,54 @@ impl<C: Cluster> Admin for AdminService<C> {
         info!(limit = of, bucket, buckets, "reset by an operator");
         Ok(Response::new(pb::ResetBucketResponse {
             buckets: buckets as u64,
+            knowledge: Some(convert::knowledge(&self.mesh().await?)),
+        }))
+    }
+
+    async fn pause(
+        &self,
+        request: Request<pb::PauseRequest>,
+    ) -> Result<Response<pb::PauseResponse>, Status> {
+        use pb::pause_request::Bucket;
+        let pb::PauseRequest { limit, bucket, pause_for } = request.into_inner();
+        let chosen = bucket.as_ref().map(|bucket| match bucket {
+            Bucket::Key(key) => Chosen::One(Named::Key(key)),
+            Bucket::Id(id) => Chosen::One(Named::Id(id)),
+            Bucket::All(all) => Chosen::All(*all),
+        });
+        let target = self.chosen(&limit, chosen)?;
+        let time = question::pause(pause_for)?;
+        let now = self.means.preview.now();
+        let (limit, bucket) = self.order(&target, PauseOrder::Until(now.plus(time)), now)?;
+        let seconds = time.as_secs_f64();
+        info!(limit, bucket, seconds, "paused by an operator");
+        let knowledge = Some(convert::knowledge(&self.mesh().await?));
+        Ok(Response::new(pb::PauseResponse { knowledge }))
+    }
+
+    async fn resume(
+        &self,
+        request: Request<pb::ResumeRequest>,
+    ) -> Result<Response<pb::ResumeResponse>, Status> {
+        use pb::resume_request::Bucket;
+        let pb::ResumeRequest { limit, bucket } = request.into_inner();
+        let chosen = bucket.as_ref().map(|bucket| match bucket {
+            Bucket::Key(key) => Chosen::One(Named::Key(key)),
+            Bucket::Id(id) => Chosen::One(Named::Id(id)),
+            Bucket::All(all) => Chosen::All(*all),
+        });
+        let target = self.chosen(&limit, chosen)?;
+        let now = self.means.preview.now();
+        let (limit, bucket) = self.order(&target, PauseOrder::Lift, now)?;
+        info!(limit, bucket, "resumed by an operator");
+        let left = match target {
+            Target::Limit(_) => 0,
+            Target::Bucket(index, ..) => {
+                self.means.limiter.companion().limit_paused_for(index, now)
+            }
+        };
+        Ok(Response::new(pb::ResumeResponse {
+            paused_for: convert::paused_for(left),
             knowledge: Some(convert::knowledge(&self.mesh().await?)),
         }))
     }

@@ -108,8 +108,14 @@ impl<C: Cluster> Watch<C> {
     }
 }
 
-/// Whether nothing has changed but the time since a peer was heard.
+/// Whether nothing has changed but the time since a peer was heard, and the rest of
+/// a pause by what has passed.
 fn same(told: &[pb::Bucket], now: &[pb::Bucket]) -> bool {
-    let ageless = |bucket: &pb::Bucket| pb::Bucket { heard_ago: None, ..bucket.clone() };
-    told.iter().map(ageless).eq(now.iter().map(ageless))
+    let closed = |bucket: &pb::Bucket| bucket.paused_for.is_some();
+    let ageless = |bucket: &pb::Bucket| {
+        let next_token_in = bucket.next_token_in.filter(|_| !closed(bucket));
+        pb::Bucket { heard_ago: None, paused_for: None, next_token_in, ..bucket.clone() }
+    };
+    told.iter().map(closed).eq(now.iter().map(closed))
+        && told.iter().map(ageless).eq(now.iter().map(ageless))
 }

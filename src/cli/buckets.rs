@@ -1,6 +1,7 @@
 //! `tidegate buckets`: how full buckets are, and who spent from them.
 
 use std::io::Write;
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
@@ -30,12 +31,28 @@ pub enum BucketsCommand {
     /// Show the keys with the most refused requests or the most spent tokens
     Top(TopArgs),
     /// Make a bucket, or all buckets of a limit, full again on every replica
-    Reset(ResetArgs),
+    Reset(ChoiceArgs),
+    /// Close a bucket, or all buckets of a limit, on every replica for a while
+    Pause(PauseArgs),
+    /// Open what was closed, by `pause` or because the upstream asked for it
+    Resume(ChoiceArgs),
 }
 
-/// Arguments of `tidegate buckets reset`.
+/// Arguments of `tidegate buckets pause`.
 #[derive(Clone, Debug, Args)]
-pub struct ResetArgs {
+pub struct PauseArgs {
+    /// For how long, such as `10m`; 24h at most
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub time: Duration,
+    /// Which buckets
+    #[command(flatten)]
+    pub choice: ChoiceArgs,
+}
+
+/// Which buckets are meant: arguments of `tidegate buckets reset`, `pause` and
+/// `resume`.
+#[derive(Clone, Debug, Args)]
+pub struct ChoiceArgs {
     /// The limit's name
     #[arg(required_unless_present = "id")]
     pub limit: Option<String>,
@@ -139,6 +156,7 @@ pub(super) struct Bucket {
     refused: u64,
     waiting: u64,
     awaited: f64,
+    paused_seconds: Option<f64>,
     unsent: f64,
     heard_seconds_ago: Option<f64>,
     knowledge: Knowledge,
@@ -189,6 +207,8 @@ pub async fn run(args: BucketsArgs, out: &mut (dyn Write + Send)) -> Result<(), 
         BucketsCommand::Get(args) => get(args, out).await,
         BucketsCommand::Top(args) => top(args, out).await,
         BucketsCommand::Reset(args) => reset(args, out).await,
+        BucketsCommand::Pause(args) => pause(args, out).await,
+        BucketsCommand::Resume(args) => resume(args, out).await,
     }
 }
 
@@ -250,7 +270,7 @@ struct Reset {
     knowledge: Knowledge,
 }
 
-async fn reset(args: ResetArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
+async fn reset(args: ChoiceArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
     use pb::reset_bucket_request::Bucket;
     let bucket = match args.id {
         Some(id) => Bucket::Id(id),
@@ -265,15 +285,78 @@ async fn reset(args: ResetArgs, out: &mut (dyn Write + Send)) -> Result<(), Erro
     let answer = answer.into_inner();
     let knowledge = Knowledge::from(answer.knowledge.unwrap_or_default());
     client.print(out, &Reset { buckets: answer.buckets, knowledge }, |reset| {
-        let suspect = match reset.knowledge.suspect_peers {
-            0 => String::new(),
-            peers => format!("; {peers} peer(s) that are not heard are told when they are"),
-        };
-        let peers = reset.knowledge.live_peers;
-        format!(
-            "full again: {} bucket(s) of this replica, and those of {peers} live peer(s){suspect}",
-            reset.buckets
-        )
+        let told = reset.knowledge.told();
+        format!("full again: {} bucket(s) of this replica, and those of {told}", reset.buckets)
+    })
+}
+
+/// What was closed, in JSON.
+#[derive(Debug, Serialize)]
+struct Paused {
+    seconds: f64,
+    knowledge: Knowledge,
+}
+
+async fn pause(args: PauseArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
+    use pb::pause_request::Bucket;
+    let PauseArgs { time, choice } = args;
+    let request = pb::PauseRequest {
+        bucket: Some(match choice.id {
+            Some(id) => Bucket::Id(id),
+            None if choice.all => Bucket::All(true),
+            None => Bucket::Key(key(choice.key)),
+        }),
+        limit: choice.limit.unwrap_or_default(),
+        // What a duration cannot hold is more than the server takes.
+        pause_for: prost_types::Duration::try_from(time).ok(),
+    };
+    let client = choice.client;
+    let mut admin = client.connect().await?;
+    let answer = admin.pause(request).await.map_err(|status| client.failed(&status))?;
+    let knowledge = Knowledge::from(answer.into_inner().knowledge.unwrap_or_default());
+    let told = knowledge.told();
+    client.print(out, &Paused { seconds: time.as_secs_f64(), knowledge }, |_| {
+        format!("paused for {}: here, and on {told}", humantime::format_duration(time))
+    })
+}
+
+/// What was opened, in JSON.
+#[derive(Debug, Serialize)]
+struct Resumed {
+    /// It stays closed for so long, as all buckets of its limit are.
+    paused_seconds: Option<f64>,
+    knowledge: Knowledge,
+}
+
+async fn resume(args: ChoiceArgs, out: &mut (dyn Write + Send)) -> Result<(), Error> {
+    use pb::resume_request::Bucket;
+    let request = pb::ResumeRequest {
+        bucket: Some(match args.id {
+            Some(id) => Bucket::Id(id),
+            None if args.all => Bucket::All(true),
+            None => Bucket::Key(key(args.key)),
+        }),
+        limit: args.limit.unwrap_or_default(),
+    };
+    let client = args.client;
+    let mut admin = client.connect().await?;
+    let answer = admin.resume(request).await.map_err(|status| client.failed(&status))?;
+    let answer = answer.into_inner();
+    let left = answer.paused_for;
+    let resumed = Resumed {
+        paused_seconds: seconds(left.as_ref()),
+        knowledge: Knowledge::from(answer.knowledge.unwrap_or_default()),
+    };
+    client.print(out, &resumed, |resumed| {
+        let told = resumed.knowledge.told();
+        match left.as_ref() {
+            None => format!("resumed: here, and on {told}"),
+            Some(_) => format!(
+                "resumed: here, and on {told}; but all buckets of the limit are paused for \
+                 another {} (`resume --all` opens them)",
+                span(left.as_ref())
+            ),
+        }
     })
 }
 
@@ -332,6 +415,7 @@ pub(super) fn list_table(buckets: &[Bucket]) -> String {
             bucket.rate.text.clone(),
             until(pb.next_token_in.as_ref()),
             until(pb.full_in.as_ref()),
+            paused_text(pb.paused_for.as_ref()),
             bucket.admitted.to_string(),
             bucket.refused.to_string(),
             tokens(bucket.spent_in_all()),
@@ -346,6 +430,7 @@ pub(super) fn list_table(buckets: &[Bucket]) -> String {
             ("RATE", Side::Right),
             ("NEXT", Side::Right),
             ("FULL", Side::Right),
+            ("PAUSED", Side::Right),
             ("ADMITTED", Side::Right),
             ("REFUSED", Side::Right),
             ("SPENT", Side::Right),
@@ -368,6 +453,7 @@ fn get_table(bucket: &Bucket) -> String {
         line("admitted here", bucket.admitted.to_string()),
         line("refused here", bucket.refused.to_string()),
         line("waiting here", waiting_text(pb)),
+        line("paused", paused_text(pb.paused_for.as_ref())),
         line("unsent", tokens(pb.unsent_micros)),
         line("knowledge", bucket.knowledge.text()),
     ];
@@ -400,6 +486,11 @@ fn waiting_text(bucket: &pb::Bucket) -> String {
         0 => "0".to_owned(),
         waiting => format!("{waiting}, for {} token(s)", tokens(bucket.awaited_micros)),
     }
+}
+
+/// For how long something is closed.
+pub(super) fn paused_text(duration: Option<&prost_types::Duration>) -> String {
+    duration.map_or_else(|| "no".to_owned(), |_| span(duration))
 }
 
 /// Time until something, where none means never.
@@ -440,6 +531,7 @@ impl Bucket {
             refused: bucket.refused,
             waiting: bucket.waiting,
             awaited: bucket.awaited,
+            paused_seconds: seconds(bucket.paused_for.as_ref()),
             unsent: bucket.unsent,
             heard_seconds_ago: seconds(bucket.heard_ago.as_ref()),
             knowledge: knowledge.clone(),
@@ -511,6 +603,15 @@ impl From<pb::Knowledge> for Knowledge {
 }
 
 impl Knowledge {
+    /// Who is told of what an operator changed.
+    fn told(&self) -> String {
+        let suspect = match self.suspect_peers {
+            0 => String::new(),
+            peers => format!("; {peers} peer(s) that are not heard are told when they are"),
+        };
+        format!("{} live peer(s){suspect}", self.live_peers)
+    }
+
     pub(super) fn text(&self) -> String {
         let mut text = match (self.live_peers, self.suspect_peers) {
             (0, 0) => return "exact, no peers are known".to_owned(),

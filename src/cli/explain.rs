@@ -97,6 +97,7 @@ struct Bucket {
     rate: String,
     cost: f64,
     due_seconds: Option<f64>,
+    paused_seconds: Option<f64>,
     #[serde(skip)]
     source: pb::ExplainedLimit,
 }
@@ -265,6 +266,7 @@ impl From<pb::ExplainedLimit> for Limit {
                 rate: limit.rate.unwrap_or_default().text,
                 cost: limit.cost,
                 due_seconds: seconds(limit.due_in.as_ref()),
+                paused_seconds: seconds(limit.paused_for.as_ref()),
                 source,
             }),
             limit: limit.limit,

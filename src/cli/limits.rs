@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::Args;
 use serde::Serialize;
 
-use super::buckets::Rate;
+use super::buckets::{Rate, paused_text};
 use super::client::{ClientArgs, Error, seconds};
 use super::table::{Side, render, span, tokens};
 use crate::wire::tidegate::admin::v1 as pb;
@@ -31,6 +31,7 @@ struct Limit {
     expose: bool,
     overrides: u32,
     max_wait_seconds: Option<f64>,
+    paused_seconds: Option<f64>,
     buckets: u64,
     /// Empty: every request.
     applies_to: String,
@@ -78,6 +79,7 @@ fn table(limits: &[Limit]) -> String {
             if limit.expose { "yes" } else { "no" }.to_owned(),
             limit.overrides.to_string(),
             pb.max_wait.as_ref().map_or_else(|| "-".to_owned(), |time| span(Some(time))),
+            paused_text(pb.paused_for.as_ref()),
             limit.buckets.to_string(),
             format!("{applies_to}{exempt}"),
         ]
@@ -94,6 +96,7 @@ fn table(limits: &[Limit]) -> String {
             ("EXPOSE", Side::Left),
             ("OVERRIDES", Side::Right),
             ("MAX WAIT", Side::Right),
+            ("PAUSED", Side::Right),
             ("BUCKETS", Side::Right),
             ("APPLIES TO", Side::Left),
         ],
@@ -129,6 +132,7 @@ impl From<pb::Limit> for Limit {
             expose: limit.expose,
             overrides: limit.overrides,
             max_wait_seconds: seconds(limit.max_wait.as_ref()),
+            paused_seconds: seconds(limit.paused_for.as_ref()),
             buckets: limit.buckets,
             applies_to: limit.applies_to,
             exempt: limit.exempt,

@@ -42,6 +42,15 @@ pub struct Check {
     pub due: Due,
     /// Nanoseconds until the bucket is full, `None` if it never is.
     pub full_in: Option<u64>,
+    /// Nanoseconds until the bucket opens, 0 if it is open.
+    pub paused_for: u64,
+}
+
+impl Check {
+    /// What can be had of the level at once: of a closed bucket nothing.
+    pub fn left(&self) -> Tokens {
+        if self.paused_for > 0 { self.level.min(Tokens::ZERO) } else { self.level }
+    }
 }
 
 /// What becomes of the request.

@@ -35,6 +35,7 @@ pub mod key;
 mod limit;
 mod line;
 mod path;
+mod pause;
 mod quota;
 mod reload;
 mod request;
@@ -55,6 +56,7 @@ pub use key::{BucketId, KeyBuf, KeyValue};
 pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode, Partition, TooManyLimits};
 pub use line::Calls;
 pub use path::{PathError, PathPattern, normalise};
+pub use pause::PauseOrder;
 pub use quota::{Quota, Rate, RateError};
 pub use request::{Attributes, Client};
 pub use rule::{
@@ -104,6 +106,22 @@ pub trait Companion: Send + Sync + 'static {
         now: Timestamp,
     ) -> Due;
 
+    /// Closes or opens a bucket that was advanced to `now`; whether that changes
+    /// anything. Called under the bucket's guard.
+    fn pause(
+        &self,
+        id: BucketId,
+        slot: &mut Slot<Self::State>,
+        order: PauseOrder,
+        now: Timestamp,
+    ) -> bool;
+
+    /// The same for all buckets of a limit, those that are still to be made included.
+    fn pause_limit(&self, limit: LimitIndex, order: PauseOrder, now: Timestamp) -> bool;
+
+    /// Nanoseconds until the bucket opens, 0 if it is open.
+    fn paused_for(&self, slot: &Slot<Self::State>, now: Timestamp) -> u64;
+
     /// When a bucket was last used, if the higher layer knows.
     fn used_at(&self, state: &Self::State) -> Timestamp;
 
@@ -127,7 +145,7 @@ pub enum Event {
     Line,
 }
 
-/// A limiter without peers.
+/// A limiter without peers, which cannot close buckets.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -153,6 +171,18 @@ impl Companion for Alone {
         _: Timestamp,
     ) -> Due {
         slot.bucket.due_after(quota, ahead, cost)
+    }
+
+    fn pause(&self, _: BucketId, _: &mut Slot<()>, _: PauseOrder, _: Timestamp) -> bool {
+        false
+    }
+
+    fn pause_limit(&self, _: LimitIndex, _: PauseOrder, _: Timestamp) -> bool {
+        false
+    }
+
+    fn paused_for(&self, _: &Slot<()>, _: Timestamp) -> u64 {
+        0
     }
 
     fn used_at(&self, (): &()) -> Timestamp {
@@ -511,6 +541,7 @@ impl<C: Companion> Limiter<C> {
             let ahead = slot.awaited_before(asking.ticket());
             check.due = self.companion.due(slot, quota, ahead, check.cost, now);
             check.full_in = slot.bucket.full_in(quota);
+            check.paused_for = self.companion.paused_for(slot, now);
             result
         })
     }
@@ -572,10 +603,12 @@ impl<C: Companion> Limiter<C> {
             if slot.is_needed() {
                 return None;
             }
-            let Some((bucket, quota)) = advanced(id, slot) else { return Some((true, 0)) };
+            let Some((bucket, quota)) = advanced(id, slot) else { return Some((true, true, 0)) };
             let missing = quota.burst().minus(bucket.level()).micros();
             let settled = slot.companion.as_ref().is_none_or(|c| self.companion.may_drop(c, now));
-            Some((settled, -missing))
+            // One that is closed would be open again: it goes if all of a sample are.
+            let open = slot.companion.is_none() || self.companion.paused_for(slot, now) == 0;
+            Some((open, settled, -missing))
         };
         self.store.evict(rank, |id, slot| {
             let Some((bucket, quota)) = advanced(id, slot) else { return };
@@ -670,6 +703,7 @@ impl Charge<'_> {
             level: quota.burst(),
             due: Due::Now,
             full_in: Some(0),
+            paused_for: 0,
         }
     }
 }

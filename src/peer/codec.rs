@@ -196,7 +196,7 @@ mod tests {
     }
 
     fn update(entries: Vec<Entry>) -> Frame {
-        let body = Body::Update(Update { entries, limit_epochs: Vec::new() });
+        let body = Body::Update(Update { entries, ..Default::default() });
         Frame { seq: 1, ack: 0, stamp_ms: 0, echo_ms: 0, held_ms: 0, body }
     }
 

@@ -11,8 +11,8 @@ use bytes::Bytes;
 
 use crate::limiter::BucketId;
 use crate::replication::{
-    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, LimitEpoch, PauseLeft,
-    Row, Snapshot, Update,
+    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, LimitEpoch, LimitPause,
+    PauseLeft, Row, Snapshot, Update,
 };
 use crate::wire::tidegate::peer::v1 as wire;
 
@@ -88,13 +88,14 @@ pub(super) fn encode(frame: Frame) -> wire::Frame {
     let body = match body {
         Body::Heartbeat => None,
         Body::Hello(hello) => Some(wire::frame::Body::Hello(encode_hello(hello))),
-        Body::Update(Update { entries, limit_epochs }) => {
+        Body::Update(Update { entries, limit_epochs, limit_pauses }) => {
             Some(wire::frame::Body::Update(wire::Update {
                 entries: entries.into_iter().map(encode_entry).collect(),
                 limit_epochs: limit_epochs
                     .into_iter()
                     .map(|LimitEpoch { limit, epoch }| wire::LimitEpoch { limit, epoch })
                     .collect(),
+                limit_pauses: limit_pauses.into_iter().map(encode_limit_pause).collect(),
             }))
         }
         Body::SnapshotRequest { first_meeting } => {
@@ -163,7 +164,7 @@ fn encode_entry(entry: Entry) -> wire::Entry {
         key,
         pause,
     } = entry;
-    let (blocked_generation, blocked_ms) = encode_pause(pause);
+    let (blocked_generation, blocked_ms, blocked_memory_ms) = encode_pause(pause);
     wire::Entry {
         bucket: encode_id(bucket.to_bytes()),
         limit,
@@ -181,6 +182,7 @@ fn encode_entry(entry: Entry) -> wire::Entry {
         key: key.map(Bytes::from).unwrap_or_default(),
         blocked_generation,
         blocked_ms,
+        blocked_memory_ms,
         // What this version does not speak of.
         ..wire::Entry::default()
     }
@@ -188,7 +190,7 @@ fn encode_entry(entry: Entry) -> wire::Entry {
 
 fn encode_row(row: Row) -> wire::Row {
     let Row { bucket, limit, epoch, deficit, contributions, key, pause } = row;
-    let (blocked_generation, blocked_ms) = encode_pause(pause);
+    let (blocked_generation, blocked_ms, blocked_memory_ms) = encode_pause(pause);
     let contributions = contributions.into_iter().map(|contribution| {
         let Contribution { incarnation, generation, spent, returned, demand, unseen } =
             contribution;
@@ -210,7 +212,14 @@ fn encode_row(row: Row) -> wire::Row {
         key: key.map(Bytes::from).unwrap_or_default(),
         blocked_generation,
         blocked_ms,
+        blocked_memory_ms,
     }
+}
+
+fn encode_limit_pause(paused: LimitPause) -> wire::LimitPause {
+    let LimitPause { limit, pause } = paused;
+    let (blocked_generation, blocked_ms, blocked_memory_ms) = encode_pause(Some(pause));
+    wire::LimitPause { limit, blocked_generation, blocked_ms, blocked_memory_ms }
 }
 
 fn encode_id(bytes: [u8; 16]) -> Bytes {
@@ -227,15 +236,17 @@ pub(super) fn decode(frame: wire::Frame) -> Result<Frame, Malformed> {
         None => Body::Heartbeat,
         Some(wire::frame::Body::Hello(hello)) => Body::Hello(decode_hello(hello)?),
         Some(wire::frame::Body::Update(update)) => {
-            let wire::Update { entries, limit_epochs } = update;
+            let wire::Update { entries, limit_epochs, limit_pauses } = update;
             few("Update.entries", entries.len(), MAX_ITEMS)?;
             few("Update.limit_epochs", limit_epochs.len(), MAX_LIMITS)?;
+            few("Update.limit_pauses", limit_pauses.len(), MAX_LIMITS)?;
             let entries = entries.into_iter().map(decode_entry).collect::<Result<_, _>>()?;
             let limit_epochs = limit_epochs
                 .into_iter()
                 .map(|wire::LimitEpoch { limit, epoch }| LimitEpoch { limit, epoch })
                 .collect();
-            Body::Update(Update { entries, limit_epochs })
+            let limit_pauses = limit_pauses.into_iter().filter_map(decode_limit_pause).collect();
+            Body::Update(Update { entries, limit_epochs, limit_pauses })
         }
         Some(wire::frame::Body::SnapshotRequest(request)) => {
             Body::SnapshotRequest { first_meeting: request.first_meeting }
@@ -306,7 +317,7 @@ fn decode_entry(entry: wire::Entry) -> Result<Entry, Malformed> {
         elsewhere: entry.elsewhere,
         demand: decode_demand("Entry.demand", entry.demand)?,
         key: key("Entry.key", &entry.key)?,
-        pause: decode_pause(entry.blocked_generation, entry.blocked_ms),
+        pause: decode_pause(entry.blocked_generation, entry.blocked_ms, entry.blocked_memory_ms),
     })
 }
 
@@ -326,17 +337,28 @@ fn decode_row(row: wire::Row) -> Result<Row, Malformed> {
         deficit: row.deficit,
         contributions: contributions.collect::<Result<_, _>>()?,
         key: key("Row.key", &row.key)?,
-        pause: decode_pause(row.blocked_generation, row.blocked_ms),
+        pause: decode_pause(row.blocked_generation, row.blocked_ms, row.blocked_memory_ms),
     })
 }
 
-/// Generations of pauses begin at 1: 0 is no pause.
-fn encode_pause(pause: Option<PauseLeft>) -> (u64, u64) {
-    pause.map_or((0, 0), |PauseLeft { generation, millis }| (generation, millis))
+/// Generations of pauses begin at 1: 0 is no pause. A memory that is no longer than
+/// the pause is not told.
+fn encode_pause(pause: Option<PauseLeft>) -> (u64, u64, u64) {
+    pause.map_or((0, 0, 0), |PauseLeft { generation, millis, remembered_millis }| {
+        let memory = if remembered_millis > millis { remembered_millis } else { 0 };
+        (generation, millis, memory)
+    })
 }
 
-fn decode_pause(generation: u64, millis: u64) -> Option<PauseLeft> {
-    (generation > 0).then_some(PauseLeft { generation, millis })
+fn decode_pause(generation: u64, millis: u64, memory: u64) -> Option<PauseLeft> {
+    let remembered_millis = memory.max(millis);
+    (generation > 0).then_some(PauseLeft { generation, millis, remembered_millis })
+}
+
+fn decode_limit_pause(paused: wire::LimitPause) -> Option<LimitPause> {
+    let wire::LimitPause { limit, blocked_generation, blocked_ms, blocked_memory_ms } = paused;
+    let pause = decode_pause(blocked_generation, blocked_ms, blocked_memory_ms)?;
+    Some(LimitPause { limit, pause })
 }
 
 /// Demand travels in tokens per second; here it is in micro-tokens per nanosecond.
@@ -470,16 +492,23 @@ mod tests {
     }
 
     fn pauses() -> impl Strategy<Value = Option<PauseLeft>> {
-        let pause = (1u64.., any::<u64>())
-            .prop_map(|(generation, millis)| PauseLeft { generation, millis });
-        proptest::option::of(pause)
+        proptest::option::of(pause())
+    }
+
+    fn pause() -> impl Strategy<Value = PauseLeft> {
+        (1u64.., any::<u64>(), any::<u64>()).prop_map(|(generation, millis, longer)| {
+            let remembered_millis = millis.max(longer);
+            PauseLeft { generation, millis, remembered_millis }
+        })
     }
 
     fn updates() -> impl Strategy<Value = Update> {
         let epochs =
             (any::<u32>(), any::<u64>()).prop_map(|(limit, epoch)| LimitEpoch { limit, epoch });
-        (vec(entries(), 0..5), vec(epochs, 0..3))
-            .prop_map(|(entries, limit_epochs)| Update { entries, limit_epochs })
+        let paused = (any::<u32>(), pause()).prop_map(|(limit, pause)| LimitPause { limit, pause });
+        (vec(entries(), 0..5), vec(epochs, 0..3), vec(paused, 0..3)).prop_map(
+            |(entries, limit_epochs, limit_pauses)| Update { entries, limit_epochs, limit_pauses },
+        )
     }
 
     fn rows() -> impl Strategy<Value = Row> {
@@ -585,7 +614,7 @@ mod tests {
     }
 
     fn update(entries: Vec<wire::Entry>) -> wire::Frame {
-        with_body(wire::frame::Body::Update(wire::Update { entries, limit_epochs: Vec::new() }))
+        with_body(wire::frame::Body::Update(wire::Update { entries, ..Default::default() }))
     }
 
     fn snapshot(rows: Vec<wire::Row>) -> wire::Frame {

@@ -135,6 +135,7 @@ pub struct Metrics {
     entries: Family<Going, Count>,
     forgiven: Family<OfLimit, Counter<f64, AtomicU64>>,
     overshoot_bound: Family<OfLimit, Gauge<f64, AtomicU64>>,
+    paused: Family<OfLimit, Gauge<i64, AtomicI64>>,
     isolated: Gauge<i64, AtomicI64>,
     mismatches: Family<OfLimit, Gauge<i64, AtomicI64>>,
     refusals: Family<Refused, Count>,
@@ -154,6 +155,7 @@ impl Metrics {
     /// | `entries_total{direction}` | buckets that frames spoke of, snapshots not counted |
     /// | `forgiven_tokens_total{limit}` | debt beyond the debt cap |
     /// | `overshoot_bound_tokens{limit}` | most that one bucket may be over-admitted as things stand, see [`Engine::overshoot_bound`] |
+    /// | `paused_buckets{limit}` | buckets in memory that are closed, alone or with all of their limit |
     /// | `isolated` | 1 while this replica knows of others and hears none |
     /// | `peer_config_mismatch{limit}` | peers whose configuration of the limit differs |
     /// | `peer_refusals_total{reason}` | streams refused, and sessions ended for a fault |
@@ -187,6 +189,11 @@ impl Metrics {
             "overshoot_bound_tokens",
             "Most tokens that one bucket may be over-admitted in all, as things stand",
             metrics.overshoot_bound.clone(),
+        );
+        registry.register(
+            "paused_buckets",
+            "Buckets in memory that are closed, because the upstream or an operator asked for it",
+            metrics.paused.clone(),
         );
         registry.register(
             "isolated",
@@ -278,8 +285,14 @@ impl Publisher {
     }
 
     /// Visits every bucket.
-    pub(super) fn publish_unsynced(&self, engine: &Engine) {
+    pub(super) fn publish_visited(&self, engine: &Engine, now: Timestamp) {
         self.metrics.unsynced.set(engine.unsent() as f64 / Tokens::MICRO as f64);
+        let paused = engine.paused(now);
+        for (index, limit) in engine.limiter().limits().iter() {
+            let labels = OfLimit { limit: limit.name().to_owned() };
+            let count = paused.get(&index).copied().unwrap_or(0);
+            self.metrics.paused.get_or_create(&labels).set(count.cast_signed());
+        }
     }
 
     fn publish_mismatches(&self, peers: &[PeerView], limits: &LimitSet) {

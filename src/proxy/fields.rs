@@ -100,13 +100,13 @@ impl Presentation {
         let nearest =
             nearest.or_else(|| decision.checks.iter().filter(told).min_by(|a, b| exhaustion(a, b)));
         let nearest = nearest?;
-        let remaining = nearest.level.whole();
+        let remaining = nearest.left().whole();
         // Nanoseconds to whole seconds, never early. A blocked limit has no end
         // that could be told.
         let reset = nearest
             .full_in
             .filter(|_| !nearest.quota.rate().is_blocked())
-            .map(|nanos| nanos.div_ceil(1_000_000_000));
+            .map(|nanos| nanos.max(nearest.paused_for).div_ceil(1_000_000_000));
         let standard = if standard {
             let view = self.view(nearest.limit)?;
             let name = view.quoted_name.as_bytes();
@@ -212,7 +212,7 @@ impl Fields {
 /// the one that is full later.
 fn exhaustion(a: &Check, b: &Check) -> Ordering {
     let left = |check: &Check, other: &Check| {
-        i128::from(check.level.micros()) * i128::from(other.cost.micros().max(1))
+        i128::from(check.left().micros()) * i128::from(other.cost.micros().max(1))
     };
     let full_in = |check: &Check| check.full_in.unwrap_or(u64::MAX);
     left(a, b).cmp(&left(b, a)).then_with(|| full_in(b).cmp(&full_in(a)))

@@ -20,6 +20,7 @@ use super::metrics::CheckTotals;
 use super::request::{HttpRequest, admit, is_preflight, preferred_wait};
 use super::response::{Asker, Problem};
 use crate::limiter::{Attributes as _, Client, Companion, Explanation, Outlook};
+use crate::time::Timestamp;
 
 /// Foresees what a proxy would do. Cheap to clone.
 #[derive(Debug)]
@@ -118,6 +119,11 @@ impl<C: Companion> Preview<C> {
     /// By how many bits IPv6 clients are grouped.
     pub const fn ipv6_prefix(&self) -> u8 {
         self.ipv6_prefix
+    }
+
+    /// The moment at which it would be decided.
+    pub fn now(&self) -> Timestamp {
+        self.enforcer.now()
     }
 
     /// What the limit called `name` made of its requests since the start.

@@ -16,7 +16,8 @@ use atomic_waker::AtomicWaker;
 use super::epochs::Epochs;
 use super::ledger::{Climate, Ledger, Mark};
 use super::members::Members;
-use crate::limiter::{self, BucketId, Due, Event, LimitIndex, Quota, Slot, Tokens};
+use super::pause::{LimitPauses, Pause};
+use crate::limiter::{self, BucketId, Due, Event, LimitIndex, PauseOrder, Quota, Slot, Tokens};
 use crate::sync::SegQueue;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::time::Timestamp;
@@ -24,13 +25,13 @@ use crate::time::Timestamp;
 /// Shortest time between two flushes of urgent buckets, in nanoseconds.
 pub(super) const SPACING_NANOS: u64 = 5_000_000;
 
-/// A bucket that peers should hear of, and how soon.
+/// What peers should hear of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Marked {
-    /// The bucket.
-    pub bucket: BucketId,
-    /// How soon.
-    pub mark: Mark,
+pub(super) enum Marked {
+    /// A bucket, and how soon.
+    Bucket(BucketId, Mark),
+    /// A limit that was closed or opened as a whole.
+    Limit(LimitIndex),
 }
 
 /// What every check shares with the engine.
@@ -46,6 +47,7 @@ pub struct Companion {
     version: AtomicU32,
     members: ArcSwap<Members>,
     epochs: Epochs,
+    pauses: LimitPauses,
     generations: AtomicU32,
     queue: SegQueue<Marked>,
     waker: AtomicWaker,
@@ -60,6 +62,7 @@ impl Default for Companion {
             version: AtomicU32::new(0),
             members: ArcSwap::from_pointee(Members::default()),
             epochs: Epochs::default(),
+            pauses: LimitPauses::default(),
             generations: AtomicU32::new(1),
             queue: SegQueue::new(),
             waker: AtomicWaker::new(),
@@ -71,6 +74,12 @@ impl Companion {
     /// How many replicas there are, this one included.
     pub fn replicas(&self) -> u32 {
         self.replicas.load(Ordering::Relaxed)
+    }
+
+    /// Nanoseconds until all buckets of a limit open, 0 if they are not closed
+    /// together.
+    pub fn limit_paused_for(&self, limit: LimitIndex, now: Timestamp) -> u64 {
+        self.pauses.until(limit).nanos_since(now)
     }
 
     /// Ready when buckets are marked; otherwise the caller is woken when one is.
@@ -107,6 +116,10 @@ impl Companion {
         &self.epochs
     }
 
+    pub(super) const fn pauses(&self) -> &LimitPauses {
+        &self.pauses
+    }
+
     pub(super) fn pop(&self) -> Option<Marked> {
         self.queue.pop()
     }
@@ -140,14 +153,15 @@ impl Companion {
     ) -> Climate<'a> {
         Climate {
             limit,
+            closed_until: self.pauses.until(limit),
             horizon: self.horizon.load(Ordering::Relaxed) as f64,
             version: self.version.load(Ordering::Acquire),
             members,
         }
     }
 
-    fn push(&self, bucket: BucketId, mark: Mark) {
-        self.queue.push(Marked { bucket, mark });
+    fn push(&self, marked: Marked) {
+        self.queue.push(marked);
         self.waker.wake();
     }
 }
@@ -182,7 +196,7 @@ impl limiter::Companion for Companion {
         let Some(ledger) = slot.companion.as_deref_mut() else { return };
         ledger.set_backlog(waiting);
         if let Some(mark) = ledger.happened(event, net, level, quota, self.replicas(), now) {
-            self.push(id, mark);
+            self.push(Marked::Bucket(id, mark));
         }
     }
 
@@ -197,8 +211,11 @@ impl limiter::Companion for Companion {
     }
 
     fn room(&self, slot: &Slot<Ledger>, now: Timestamp) -> Tokens {
+        if self.paused_for(slot, now) > 0 {
+            return Tokens::from_micros(i64::MIN);
+        }
         let level = slot.bucket.level();
-        slot.companion.as_deref().map_or(level, |ledger| ledger.room(level, now))
+        slot.companion.as_deref().map_or(level, |ledger| ledger.room(level))
     }
 
     fn due(
@@ -209,27 +226,59 @@ impl limiter::Companion for Companion {
         cost: Tokens,
         now: Timestamp,
     ) -> Due {
-        let Some(ledger) = slot.companion.as_deref() else {
-            return slot.bucket.due_after(quota, ahead, cost);
-        };
         if slot.bucket.due(quota, cost) == Due::Never {
             return Due::Never;
         }
         // A bucket that is closed refills meanwhile, and no further than its burst.
-        let paused = ledger.pause().map_or(0, |pause| pause.left(now));
+        let paused = self.paused_for(slot, now);
         let mut bucket = slot.bucket;
         if paused > 0 {
             bucket.advance(quota, now.plus_nanos(paused));
         }
-        match bucket.due_after(quota, ahead, ledger.level_for(cost, quota)) {
+        let ledger = slot.companion.as_deref();
+        let wanted = ledger.map_or(cost, |ledger| ledger.level_for(cost, quota));
+        match bucket.due_after(quota, ahead, wanted) {
             Due::Never => Due::Never,
             Due::Now if paused == 0 => Due::Now,
             Due::Now => Due::In(paused),
             Due::In(nanos) => {
-                let slower = ledger.slowdown(quota, self.replicas());
+                let slower = ledger.map_or(1.0, |ledger| ledger.slowdown(quota, self.replicas()));
                 Due::In(paused.saturating_add((nanos as f64 * slower) as u64))
             }
         }
+    }
+
+    fn pause(
+        &self,
+        id: BucketId,
+        slot: &mut Slot<Ledger>,
+        order: PauseOrder,
+        now: Timestamp,
+    ) -> bool {
+        let known = slot.companion.as_deref().and_then(Ledger::pause).copied();
+        let Some(pause) = Pause::ordered(known, order, now) else { return false };
+        self.ensure_ledger(id, slot, now);
+        let Some(ledger) = slot.companion.as_deref_mut() else { return false };
+        ledger.set_pause(pause, now);
+        // Who meets this replica later gets it with the snapshot.
+        if self.active.load(Ordering::Acquire) && ledger.mark_urgent() {
+            self.push(Marked::Bucket(id, Mark::Urgent));
+        }
+        true
+    }
+
+    fn pause_limit(&self, limit: LimitIndex, order: PauseOrder, now: Timestamp) -> bool {
+        let changed = self.pauses.order(limit, order, now);
+        if changed && self.active.load(Ordering::Acquire) {
+            self.push(Marked::Limit(limit));
+        }
+        changed
+    }
+
+    fn paused_for(&self, slot: &Slot<Ledger>, now: Timestamp) -> u64 {
+        let own = slot.companion.as_deref().and_then(Ledger::pause);
+        let own = own.map_or(0, |pause| pause.left(now));
+        own.max(self.pauses.until(slot.limit).nanos_since(now))
     }
 
     fn used_at(&self, ledger: &Ledger) -> Timestamp {

@@ -115,13 +115,15 @@ pub struct LimitDeclaration {
     pub burst: u64,
 }
 
-/// What the sender spent, and which limits were reset as a whole.
+/// What the sender spent, and which limits were reset or closed as a whole.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Update {
     /// One for each bucket.
     pub entries: Vec<Entry>,
     /// Limits all of whose buckets were reset.
     pub limit_epochs: Vec<LimitEpoch>,
+    /// Limits all of whose buckets were closed or opened.
+    pub limit_pauses: Vec<LimitPause>,
 }
 
 /// A limit all of whose buckets were reset.
@@ -176,6 +178,18 @@ pub struct PauseLeft {
     pub generation: u64,
     /// Milliseconds until it ends, 0 if it has.
     pub millis: u64,
+    /// Milliseconds for which the generation is to be remembered, because what it
+    /// replaced may still be told.
+    pub remembered_millis: u64,
+}
+
+/// A limit all of whose buckets are closed, or were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitPause {
+    /// Index into the sender's declared limits.
+    pub limit: u32,
+    /// For how long.
+    pub pause: PauseLeft,
 }
 
 /// A part of a snapshot: buckets that are not full.

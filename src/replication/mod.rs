@@ -27,15 +27,15 @@ mod pause;
 mod peer;
 mod rate;
 
-pub use companion::{Companion, Marked};
+pub use companion::Companion;
 pub use contacts::DialFailure;
 pub use engine::{
     BucketView, Engine, OLDEST_VERSION, Opened, Refusal, Reset, SessionId, Settings, Side, Stats,
     VERSION, Violation,
 };
 pub use frame::{
-    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, LimitEpoch, PauseLeft,
-    Row, Snapshot, Update,
+    Body, Contribution, Entry, Frame, Hello, Incarnation, LimitDeclaration, LimitEpoch, LimitPause,
+    PauseLeft, Row, Snapshot, Update,
 };
 pub use ledger::{Ledger, Mark, OriginId};
 pub use peer::{PeerState, PeerView};

@@ -220,6 +220,8 @@ pub(super) struct Peer {
     pub(super) declared: Vec<LimitDeclaration>,
     /// Limits of whose resets it is still to be told.
     pub(super) limit_epochs: BTreeSet<LimitIndex>,
+    /// Limits of whose pauses it is still to be told.
+    pub(super) limit_pauses: BTreeSet<LimitIndex>,
     pub(super) pending: Pending,
     /// The backlog was dropped: a snapshot is due.
     pub(super) resync: bool,

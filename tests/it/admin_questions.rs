@@ -625,3 +625,44 @@ async fn the_program_resets_a_bucket_or_a_limit() {
     let error = replica.tidegate(&["buckets", "reset", "per-client"]).await.unwrap_err();
     assert_eq!(error.exit() as u8, 2, "a whole limit must be asked for: {error}");
 }
+
+#[tokio::test]
+async fn the_program_pauses_and_resumes_a_bucket_or_a_limit() {
+    let replica = with(many_limits()).await;
+    let text = replica
+        .tidegate(&["buckets", "pause", "per-client", "203.0.113.9", "--for", "10m"])
+        .await
+        .unwrap();
+    assert_eq!(text.trim(), "paused for 10m: here, and on 0 live peer(s)");
+    let text = replica.tidegate(&["buckets", "get", "per-client", "203.0.113.9"]).await.unwrap();
+    let paused = text.lines().find_map(|line| line.strip_prefix("paused")).unwrap();
+    assert!(paused.trim().starts_with("10m") || paused.trim().starts_with("9m"), "{text}");
+    let told = replica.tidegate(&["explain", "/", "--client", "203.0.113.9"]).await.unwrap();
+    assert!(told.contains("429, refused by per-client"), "{told}");
+    let why = told.contains("it is paused for another 9m")
+        || told.contains("it is paused for another 10m");
+    assert!(why, "{told}");
+    let resume = ["buckets", "resume", "per-client", "203.0.113.9"];
+    let text = replica.tidegate(&resume).await.unwrap();
+    assert_eq!(text.trim(), "resumed: here, and on 0 live peer(s)");
+    let all = ["buckets", "pause", "per-client", "--all", "--for", "1h", "-o", "json"];
+    let json: serde_json::Value =
+        serde_json::from_str(&replica.tidegate(&all).await.unwrap()).unwrap();
+    assert_eq!(json["seconds"], 3600.0);
+    let limits = replica.tidegate(&["limits", "-o", "json"]).await.unwrap();
+    let limits: serde_json::Value = serde_json::from_str(&limits).unwrap();
+    assert!(limits[0]["paused_seconds"].as_f64().unwrap() > 3500.0, "{limits}");
+    assert!(limits[1]["paused_seconds"].is_null(), "{limits}");
+    let text = replica.tidegate(&resume).await.unwrap();
+    assert!(text.contains("but all buckets of the limit are paused for another"), "{text}");
+    replica.tidegate(&["buckets", "resume", "per-client", "--all"]).await.unwrap();
+    let told = replica.tidegate(&["explain", "/", "--client", "203.0.113.9"]).await.unwrap();
+    assert!(!told.contains("paused for"), "{told}");
+    for time in ["0s", "25h"] {
+        let error = replica
+            .tidegate(&["buckets", "pause", "per-client", "203.0.113.9", "--for", time])
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("pause_for: a time above zero"), "{error}");
+    }
+}

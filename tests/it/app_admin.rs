@@ -99,3 +99,44 @@ fn the_configuration_in_force_is_told_with_its_defaults() {
     assert!(told.yaml.contains("drain_timeout"), "{}", told.yaml);
     assert_eq!(told.last_error, "");
 }
+
+#[test]
+fn what_is_paused_on_one_replica_is_refused_on_all_until_it_is_resumed() {
+    use pb::{pause_request, resume_request};
+    let network = Network::new();
+    let spec = Spec::new(["name: by-path, key: [path], rate: 100/s"]);
+    network.list(&[11, 12]);
+    let [a, b] = [11, 12].map(|host| network.start(host, &spec));
+    meshed(&[&a, &b]);
+    let key = || pb::Key {
+        parts: vec![pb::KeyValue { value: Some(pb::key_value::Value::Text("/x".into())) }],
+    };
+    let pause = |replica: &Replica, bucket, seconds| {
+        let pause_for = Some(prost_types::Duration { seconds, nanos: 0 });
+        let request = pb::PauseRequest { limit: "by-path".into(), bucket: Some(bucket), pause_for };
+        ask(replica, async |mut admin| admin.pause(request).await.unwrap());
+    };
+    let resume = |replica: &Replica, bucket| {
+        let request = pb::ResumeRequest { limit: "by-path".into(), bucket: Some(bucket) };
+        ask(replica, async |mut admin| admin.resume(request).await.unwrap().into_inner())
+    };
+    // One bucket, that nobody has used yet.
+    pause(&a, pause_request::Bucket::Key(key()), 3600);
+    until("the peer refuses", || b.get("/x").status == 429);
+    let refused = a.get("/x");
+    let after: u64 = refused.field("retry-after").unwrap().parse().unwrap();
+    assert!((3500..=3600).contains(&after), "{after}");
+    let state = refused.field("ratelimit").unwrap();
+    assert!(state.starts_with("\"by-path\";r=0;t=3"), "{state}");
+    assert_eq!(b.get("/y").status, 200);
+    until("the metric counts it", || b.metric("tidegate_paused_buckets{limit=\"by-path\"}") == 1.0);
+    // The whole limit: a bucket that is resumed by itself stays closed with it.
+    pause(&b, pause_request::Bucket::All(true), 7200);
+    until("all are closed", || a.get("/y").status == 429);
+    let told = resume(&b, resume_request::Bucket::Key(key()));
+    assert!(told.paused_for.unwrap().seconds > 7000);
+    assert_eq!(b.get("/x").status, 429);
+    assert_eq!(resume(&a, resume_request::Bucket::All(true)).paused_for, None);
+    until("all are open", || ["/x", "/y"].iter().all(|path| b.get(path).status == 200));
+    assert_eq!((a.get("/x").status, a.get("/y").status), (200, 200));
+}

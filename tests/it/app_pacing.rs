@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tidegate::limiter::{
-    Attributes, Client, Limit, LimitSet, LimitSpec, Outlook, Quota, Rule, Turn,
+    Attributes, Client, Limit, LimitSet, LimitSpec, Outlook, PauseOrder, Quota, Rule, Turn,
 };
 use tidegate::replication::{Companion, Engine, Incarnation, ReplicatedLimiter, Reset, Settings};
 use tidegate::time::Timestamp;
@@ -139,7 +139,7 @@ fn eg_g13_a_pause_keeps_the_line_and_its_end_or_a_reset_moves_it() {
     assert_eq!(turn(&mut waiter, start), Some(at(100)));
 
     // Closed for 30 s: the one in front is called, and waits for the end of it.
-    assert!(engine.pause(index, bucket, None, 30_000, start));
+    assert!(limiter.pause(index, bucket, None, PauseOrder::AtLeast(at(30_000)), start));
     assert_eq!(bell.0.load(Ordering::Relaxed), 1);
     assert_eq!(turn(&mut waiter, at(200)), Some(at(30_000)));
     let (mut second, due) = hold(at(200));
@@ -147,7 +147,7 @@ fn eg_g13_a_pause_keeps_the_line_and_its_end_or_a_reset_moves_it() {
     turn(&mut second, at(200));
 
     // Opened again, it passes at once, and the next in its turn.
-    assert!(engine.pause(index, bucket, None, 0, at(1000)));
+    assert!(limiter.pause(index, bucket, None, PauseOrder::Lift, at(1000)));
     assert_eq!(bell.0.load(Ordering::Relaxed), 2);
     assert_eq!(turn(&mut waiter, at(1000)), None);
     assert_eq!(bell.0.load(Ordering::Relaxed), 3);

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use prost::Message as _;
 use tidegate::limiter::{
-    Attributes, Client, Cost, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Partition, Quota,
-    Rule, Source, Tokens,
+    Attributes, Client, Cost, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Partition,
+    PauseOrder, Quota, Rule, Source, Tokens,
 };
 use tidegate::peer::Encoder;
 use tidegate::replication::{
@@ -445,14 +445,18 @@ impl Cluster {
         view.map_or(Vec::new(), |view| view.spent)
     }
 
-    /// Closes a bucket for so long through the node.
+    /// Closes a bucket for so long through the node; 0 opens it.
     pub(crate) fn pause_key(&mut self, node: usize, key: &str, millis: u64) -> bool {
         let now = self.local(node);
         let limits = self.nodes[node].limiter.limits();
         let limit = limits.get(LimitIndex(0)).unwrap();
         let key = limit.rule().key_from_text(&[key], 64).unwrap();
         let (bucket, key) = (limit.bucket_id(key.as_bytes()), Some(key.as_bytes()));
-        let there = self.nodes[node].engine.pause(LimitIndex(0), bucket, key, millis, now);
+        let order = match millis {
+            0 => PauseOrder::Lift,
+            millis => PauseOrder::Until(now.plus_nanos(millis * 1_000_000)),
+        };
+        let there = self.nodes[node].limiter.pause(LimitIndex(0), bucket, key, order, now);
         self.pump(node);
         there
     }

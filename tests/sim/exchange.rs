@@ -1,6 +1,7 @@
 //! What replicas know of each other after faults: exactly what was spent.
 
 use tidegate::limiter::Partition;
+use tidegate::limiter::{LimitIndex, PauseOrder};
 
 use crate::cluster::{Cluster, Network, limit, split_limit};
 use crate::rng::Rng;
@@ -391,6 +392,121 @@ fn a_pause_closes_a_bucket_everywhere_until_it_ends() {
     assert!(cluster.pause_key(0, "k", 0));
     cluster.run_for(SECOND);
     assert_eq!(spend(&mut cluster, 1, "k", 1), 1);
+}
+
+/// What the upstream told a replica about a bucket, `millis` from now.
+fn hear(cluster: &mut Cluster, node: usize, key: &str, millis: u64) {
+    let now = cluster.local(node);
+    let limiter = &cluster.nodes[node].limiter;
+    let limits = limiter.limits();
+    let limit = limits.get(LimitIndex(0)).unwrap();
+    let key = limit.rule().key_from_text(&[key], 64).unwrap();
+    let order = PauseOrder::AtLeast(now.plus_nanos(millis * MS));
+    let id = limit.bucket_id(key.as_bytes());
+    assert!(limiter.pause(LimitIndex(0), id, None, order, now));
+    cluster.pump(node);
+}
+
+fn order_limit(cluster: &mut Cluster, node: usize, order: PauseOrder) {
+    let now = cluster.local(node);
+    assert!(cluster.nodes[node].limiter.pause_limit(LimitIndex(0), order, now));
+    cluster.pump(node);
+}
+
+#[test]
+fn what_the_upstream_says_on_one_replica_stops_all_within_a_round_trip() {
+    let mut cluster = cluster(23, 5, "100/s", 100);
+    for node in 0..5 {
+        spend(&mut cluster, node, "k", 2);
+    }
+    cluster.run_for(SECOND);
+    // A flush each 5 ms at most, and 1 ms of latency.
+    hear(&mut cluster, 3, "k", 2000);
+    cluster.run_for(12 * MS);
+    for node in 0..5 {
+        assert_eq!(spend(&mut cluster, node, "k", 1), 0, "node {node}");
+    }
+    // Another hears of a later end, a third of an earlier one: the latest holds.
+    hear(&mut cluster, 1, "k", 3000);
+    hear(&mut cluster, 2, "k", 500);
+    cluster.run_for(2900 * MS);
+    for node in 0..5 {
+        assert_eq!(spend(&mut cluster, node, "k", 1), 0, "node {node}");
+    }
+    cluster.run_for(150 * MS);
+    for node in 0..5 {
+        assert_eq!(spend(&mut cluster, node, "k", 1), 1, "node {node}");
+    }
+}
+
+#[test]
+fn a_reset_does_not_open_and_a_lone_replica_tells_whom_it_meets() {
+    let mut cluster = cluster(24, 1, "10/s", 10);
+    hear(&mut cluster, 0, "k", 30_000);
+    assert_eq!(spend(&mut cluster, 0, "k", 1), 0);
+    cluster.run_for(5 * SECOND);
+    // It is full and idle, and yet it stays.
+    let now = cluster.local(0);
+    cluster.nodes[0].limiter.expire(std::time::Duration::from_secs(1), now);
+    assert_eq!(cluster.nodes[0].limiter.store().len(), 1);
+    let late = cluster.start();
+    cluster.run_for(3 * SECOND);
+    assert!(cluster.nodes[late].engine.is_joined());
+    assert_eq!(spend(&mut cluster, late, "k", 1), 0);
+    cluster.reset_key(late, "k").unwrap();
+    cluster.run_for(SECOND);
+    for node in 0..2 {
+        assert_eq!(spend(&mut cluster, node, "k", 1), 0, "node {node}");
+    }
+    // Whoever reset it has a newer epoch than an order that crosses it.
+    cluster.reset_key(0, "k").unwrap();
+    hear(&mut cluster, late, "k", 60_000);
+    cluster.run_for(SECOND);
+    cluster.run_for(40 * SECOND);
+    for node in 0..2 {
+        assert_eq!(spend(&mut cluster, node, "k", 1), 0, "node {node}");
+    }
+    cluster.run_for(30 * SECOND);
+    assert_eq!(spend(&mut cluster, 0, "k", 1), 1);
+    cluster.run_for(15 * SECOND);
+    for node in 0..2 {
+        let now = cluster.local(node);
+        cluster.nodes[node].limiter.expire(std::time::Duration::from_secs(3), now);
+        assert_eq!(cluster.nodes[node].limiter.store().len(), 0, "node {node}");
+    }
+}
+
+#[test]
+fn a_limit_is_closed_as_a_whole_with_the_buckets_that_are_still_to_come() {
+    let mut cluster = cluster(25, 3, "10/s", 10);
+    assert_eq!(spend(&mut cluster, 0, "k", 1), 1);
+    hear(&mut cluster, 1, "alone", 60_000);
+    let until = cluster.local(2).plus_nanos(20 * SECOND);
+    order_limit(&mut cluster, 2, PauseOrder::Until(until));
+    cluster.run_for(100 * MS);
+    let late = cluster.start();
+    cluster.run_for(SECOND);
+    for node in [0, 1, 2, late] {
+        for key in ["k", "alone", "never seen"] {
+            assert_eq!(spend(&mut cluster, node, key, 1), 0, "{key} on node {node}");
+        }
+    }
+    // One part of a split network opens it, and the other learns of it.
+    cluster.partition(&[0, 0, 1, 1]);
+    cluster.run_for(SECOND);
+    order_limit(&mut cluster, 0, PauseOrder::Lift);
+    cluster.run_for(2 * SECOND);
+    for key in ["k", "alone", "never seen"] {
+        assert_eq!(spend(&mut cluster, 1, key, 1), 1, "{key}");
+        assert_eq!(spend(&mut cluster, late, key, 1), 0, "{key}");
+    }
+    cluster.partition(&[0, 0, 0, 0]);
+    cluster.run_for(5 * SECOND);
+    for node in [0, 1, 2, late] {
+        for key in ["k", "alone", "never seen"] {
+            assert_eq!(spend(&mut cluster, node, key, 1), 1, "{key} on node {node}");
+        }
+    }
 }
 
 #[test]

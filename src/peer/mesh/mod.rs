@@ -410,7 +410,7 @@ impl Mesh {
         self.published_at = now;
         self.publisher.publish(&self.engine, now);
         if now >= self.visit_at {
-            self.publisher.publish_unsynced(&self.engine);
+            self.publisher.publish_visited(&self.engine, now);
             // With very many buckets the visit is made less often.
             let took = self.now().since(now);
             self.visit_at = now.plus(took * VISIT_SHARE);

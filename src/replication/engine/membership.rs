@@ -169,6 +169,7 @@ impl Engine {
             wanted: None,
             declared: Vec::new(),
             limit_epochs: BTreeSet::new(),
+            limit_pauses: BTreeSet::new(),
             heard_since: now,
             silent_since: None,
             round_trip: 0,
@@ -187,9 +188,11 @@ impl Engine {
         }
         peer.catalog = catalog;
         peer.declared = hello.limits;
-        // Resets of whole limits are told anew; they are few.
+        // Resets and pauses of whole limits are told anew; they are few.
         peer.limit_epochs =
             self.limiter.companion().epochs().limits().into_iter().map(|(l, _)| l).collect();
+        peer.limit_pauses =
+            self.limiter.companion().pauses().all(now).into_iter().map(|(l, _)| l).collect();
         peer.heard_at = now;
         peer.sent_at = now;
         peer.active_since = now;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::ReplicatedLimiter;
 use super::catalog::Catalog;
-use super::companion::SPACING_NANOS;
+use super::companion::{Marked, SPACING_NANOS};
 use super::contacts::Contacts;
 use super::frame::Incarnation;
 use super::ledger::{Base, Ledger, Mark, Pace};
@@ -258,11 +258,16 @@ impl Engine {
 
     fn take_marks(&mut self, now: Timestamp) {
         while let Some(marked) = self.limiter.companion().pop() {
-            match marked.mark {
-                Mark::Urgent => self.urgent.push_back(marked.bucket),
-                Mark::Watch => {
+            match marked {
+                Marked::Bucket(bucket, Mark::Urgent) => self.urgent.push_back(bucket),
+                Marked::Bucket(bucket, Mark::Watch) => {
                     let due = now.plus(self.settings.sync_interval);
-                    self.watched.push(Reverse((due, marked.bucket)));
+                    self.watched.push(Reverse((due, bucket)));
+                }
+                Marked::Limit(limit) => {
+                    for peer in self.peers.values_mut() {
+                        peer.limit_pauses.insert(limit);
+                    }
                 }
             }
         }
@@ -371,6 +376,7 @@ impl Engine {
         let store = self.limiter.store();
         let is_alive = |bucket| store.with_existing(bucket, |_| ()).is_some();
         self.limiter.companion().epochs().sweep(is_alive, EPOCH_OUTLIVES, now);
+        self.limiter.companion().pauses().sweep(now);
     }
 
     /// When [`tick`](Self::tick) or a heartbeat is next due.

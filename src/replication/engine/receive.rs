@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::super::Companion;
 use super::super::catalog::Mapped;
-use super::super::frame::{Body, Entry, Frame, LimitEpoch, Row, Snapshot};
+use super::super::frame::{Body, Entry, Frame, LimitEpoch, LimitPause, PauseLeft, Row, Snapshot};
 use super::super::ledger::{self, Applied, Ledger, Terms};
+use super::super::pause::Pause;
 use super::super::peer::Wanted;
 use super::reset::empty;
 use super::{Catalog, Engine, SessionId};
@@ -136,6 +137,13 @@ impl Engine {
                         self.reset_limit(mapped.index, epoch, now);
                     }
                 }
+                for LimitPause { limit, pause } in update.limit_pauses {
+                    if let Some(mapped) = self.map_limit(id, limit)
+                        && self.limiter.companion().pauses().told(mapped.index, pause, now)
+                    {
+                        self.limiter.stir_limit(mapped.index);
+                    }
+                }
                 update.entries.iter().try_for_each(|entry| self.apply(id, entry, terms, now))
             }
             Body::SnapshotRequest { first_meeting } => {
@@ -190,6 +198,7 @@ impl Engine {
             }
             companion.advance(slot, quota, now);
             companion.ensure_ledger(bucket, slot, now);
+            hear_pause(slot, entry.pause, now);
             Some(if follow_epoch(slot, bucket, entry.epoch, life, companion, quota, now) {
                 ledger::apply(slot, entry, terms, quota, now)
             } else {
@@ -257,6 +266,7 @@ impl Engine {
             }
             companion.advance(slot, quota, now);
             companion.ensure_ledger(bucket, slot, now);
+            hear_pause(slot, row.pause, now);
             Some(if follow_epoch(slot, bucket, row.epoch, life, companion, quota, now) {
                 ledger::merge(slot, row, from, me, |i| origins.find(i), quota, now)
             } else {
@@ -285,6 +295,14 @@ impl Engine {
         if news {
             self.publish_members();
         }
+    }
+}
+
+/// Takes over what a peer says of the bucket's pause, of whatever epoch: a reset
+/// neither closes nor opens.
+fn hear_pause(slot: &mut Slot<Ledger>, told: Option<PauseLeft>, now: Timestamp) {
+    if let (Some(told), Some(ledger)) = (told, slot.companion.as_deref_mut()) {
+        ledger.set_pause(Pause::told(told, now), now);
     }
 }
 

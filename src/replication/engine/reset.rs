@@ -5,7 +5,6 @@ use super::Engine;
 use super::receive::epoch_after;
 use crate::limiter::{BucketId, KeyBuf, LimitIndex, Quota, Slot, TokenBucket, Tokens};
 use crate::replication::Companion;
-use crate::replication::pause::Pause;
 use crate::time::Timestamp;
 
 /// What is to be reset.
@@ -43,37 +42,6 @@ impl Engine {
                 Some(self.reset_limit(*index, epoch_after(highest), now))
             }
         }
-    }
-
-    /// Closes a bucket for `millis` milliseconds on every replica, or opens it with
-    /// 0; the latest word holds. Whether there is such a limit, and the bucket is its own.
-    pub fn pause(
-        &mut self,
-        index: LimitIndex,
-        bucket: BucketId,
-        key: Option<&[u8]>,
-        millis: u64,
-        now: Timestamp,
-    ) -> bool {
-        let companion = self.limiter.companion();
-        let Some(limit) = self.limits.get(index) else { return false };
-        let is_of_limit = self.limiter.with_bucket(bucket, index, limit, key, now, |slot| {
-            if slot.limit != index {
-                return false;
-            }
-            companion.ensure_ledger(bucket, slot, now);
-            if let Some(ledger) = slot.companion.as_deref_mut() {
-                let generation =
-                    ledger.pause().map_or(0, |pause| pause.generation).saturating_add(1);
-                ledger.set_pause(Pause::new(generation, millis, true, now));
-            }
-            true
-        });
-        if is_of_limit {
-            self.limiter.stir(bucket);
-            self.flush_and_watch(bucket, now);
-        }
-        is_of_limit
     }
 
     fn reset_bucket(
@@ -133,7 +101,7 @@ impl Engine {
 }
 
 /// Begins a new life of the bucket: full, and nothing spent by anyone. Requests
-/// that are being decided keep what they hold. The ledger's epoch is what the
+/// that are being decided keep what they hold, and a pause lasts. The ledger's epoch is what the
 /// epochs say it has reached.
 pub(super) fn empty(
     slot: &mut Slot<Ledger>,
@@ -148,5 +116,11 @@ pub(super) fn empty(
     slot.bucket.shift(quota, Tokens::from_micros(-held));
     slot.life = life;
     slot.forget_spending();
-    slot.companion = Some(companion.new_ledger(bucket, slot.limit, 0, 0, now));
+    // It was not the spending that closed the bucket.
+    let pause = slot.companion.as_deref().and_then(Ledger::pause).copied();
+    let mut ledger = companion.new_ledger(bucket, slot.limit, 0, 0, now);
+    if let Some(pause) = pause {
+        ledger.set_pause(pause, now);
+    }
+    slot.companion = Some(ledger);
 }

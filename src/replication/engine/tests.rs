@@ -1,5 +1,7 @@
 use super::*;
-use crate::limiter::{KeyBuf, KeyPart, Limit, LimitIndex, LimitSpec, Quota, Rule, Source, Tokens};
+use crate::limiter::{
+    KeyBuf, KeyPart, Limit, LimitIndex, LimitSpec, PauseOrder, Quota, Rule, Source, Tokens,
+};
 use crate::replication::frame::{Body, Frame, Hello};
 use crate::replication::{Companion, Entry, Row, Snapshot, Update};
 
@@ -93,7 +95,7 @@ fn a_bucket_stays_with_its_limit_whatever_a_peer_says() {
     let level = |engine: &Engine| engine.bucket(bucket, at(100)).unwrap().level;
     let update = |limit| {
         let entries = vec![entry(bucket, limit)];
-        Body::Update(Update { entries, limit_epochs: Vec::new() })
+        Body::Update(Update { entries, ..Default::default() })
     };
     say(&mut engine, id, 2, update(0), at(0));
     let row = Row {
@@ -111,7 +113,8 @@ fn a_bucket_stays_with_its_limit_whatever_a_peer_says() {
     assert_eq!(engine.stats().entries_skipped, 2);
     assert!(level(&engine) <= Tokens::from_whole(10).unwrap());
     assert_eq!(engine.reset(&Reset::Bucket(large, bucket), at(20)), None);
-    assert!(!engine.pause(large, bucket, None, 1000, at(20)));
+    let closed = PauseOrder::Until(at(1020));
+    assert!(!engine.limiter.pause(large, bucket, None, closed, at(20)));
     assert_eq!(engine.reset(&Reset::Bucket(one, bucket), at(20)), Some(1));
     assert_eq!(level(&engine), Tokens::from_whole(10).unwrap());
 }
@@ -123,11 +126,11 @@ fn whoever_has_the_key_knows_the_limit() {
     let mut key = KeyBuf::new();
     key.push_text(b"k");
     let bucket = engine.limits.get(LimitIndex(0)).unwrap().bucket_id(key.as_bytes());
-    let hearsay = Update { entries: vec![entry(bucket, 1)], limit_epochs: Vec::new() };
+    let hearsay = Update { entries: vec![entry(bucket, 1)], ..Default::default() };
     say(&mut engine, id, 2, Body::Update(hearsay), at(0));
     assert_eq!(engine.bucket(bucket, at(0)).unwrap().limit, LimitIndex(1));
     let told = Entry { key: Some(key.as_bytes().to_vec()), flush: 2, ..entry(bucket, 0) };
-    let told = Update { entries: vec![told], limit_epochs: Vec::new() };
+    let told = Update { entries: vec![told], ..Default::default() };
     say(&mut engine, id, 3, Body::Update(told), at(0));
     let view = engine.bucket(bucket, at(100)).unwrap();
     assert_eq!(view.limit, LimitIndex(0));
@@ -140,4 +143,25 @@ fn after_the_last_epoch_comes_no_other() {
     assert_eq!(receive::epoch_after(7), 8);
     assert_eq!(receive::epoch_after(last - 1), last);
     assert_eq!(receive::epoch_after(last), last);
+}
+
+#[test]
+fn a_closed_bucket_goes_last_when_memory_is_short() {
+    let engine = engine();
+    let limits = engine.limiter.limits();
+    let (index, limit) = limits.iter().next().unwrap();
+    let id = |n: u16| BucketId::from_bytes(u128::from(n).to_be_bytes());
+    let order = PauseOrder::AtLeast(at(60_000));
+    assert!(engine.limiter.pause(index, id(0), None, order, at(0)));
+    // A hundred fit. Those that come have spent, and the closed one is full.
+    for n in 1..2000 {
+        engine.limiter.with_bucket(id(n), index, limit, None, at(1), |slot| {
+            slot.bucket.drain(Tokens::from_whole(1).unwrap());
+        });
+    }
+    assert_eq!(engine.limiter.store().len(), 100);
+    let view = engine.bucket(id(0), at(10_000)).unwrap();
+    assert_eq!(view.paused_for, 50_000_000_000);
+    assert_eq!(engine.paused(at(10_000)).get(&index), Some(&1));
+    assert!(engine.paused(at(60_000)).is_empty());
 }

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use super::super::frame::{Body, Contribution, Entry, Frame, LimitEpoch, Row, Snapshot, Update};
+use super::super::frame::{
+    Body, Contribution, Entry, Frame, LimitEpoch, LimitPause, Row, Snapshot, Update,
+};
 use super::super::ledger::{Telling, true_deficit};
 use super::super::peer::{NextPass, SnapshotWalk, Told, Wanted};
 use super::{Engine, FRESH, Sent, SessionId, defer};
@@ -44,17 +46,25 @@ impl Engine {
             let first_meeting = !session.met;
             return self.frame(id, Body::SnapshotRequest { first_meeting }, now);
         }
-        if !peer.limit_epochs.is_empty() {
-            let told = std::mem::take(&mut peer.limit_epochs);
-            let epochs = self.limiter.companion().epochs();
-            let limit_epochs = told
+        if !peer.limit_epochs.is_empty() || !peer.limit_pauses.is_empty() {
+            let reset = std::mem::take(&mut peer.limit_epochs);
+            let paused = std::mem::take(&mut peer.limit_pauses);
+            let (epochs, pauses) =
+                (self.limiter.companion().epochs(), self.limiter.companion().pauses());
+            let limit_epochs = reset
                 .into_iter()
                 .map(|limit| LimitEpoch {
                     limit: u32::from(limit.0),
                     epoch: epochs.of_limit(limit),
                 })
                 .collect();
-            let update = Update { entries: Vec::new(), limit_epochs };
+            let limit_pauses = pauses
+                .all(now)
+                .into_iter()
+                .filter(|(limit, _)| paused.contains(limit))
+                .map(|(limit, pause)| LimitPause { limit: limit.0.into(), pause: pause.wire(now) })
+                .collect();
+            let update = Update { entries: Vec::new(), limit_epochs, limit_pauses };
             return self.frame(id, Body::Update(update), now);
         }
         let unacknowledged: usize = session.in_flight.iter().map(|(_, sent)| sent.len()).sum();
@@ -68,7 +78,7 @@ impl Engine {
             if !entries.is_empty() {
                 self.stats.entries_sent += entries.len() as u64;
                 self.peers.get_mut(&incarnation)?.is_active(now);
-                let update = Update { entries, limit_epochs: Vec::new() };
+                let update = Update { entries, ..Update::default() };
                 let frame = self.frame(id, Body::Update(update), now)?;
                 let session = self.sessions.get_mut(&id)?;
                 session.in_flight.push_back((frame.seq, sent));
@@ -160,7 +170,7 @@ impl Engine {
                     elsewhere,
                     demand: flush.demand,
                     key: key.map(<[u8]>::to_vec),
-                    pause: ledger.pause().filter(|pause| pause.mine).map(|pause| pause.wire(now)),
+                    pause: ledger.told_pause(now).map(|pause| pause.wire(now)),
                 };
                 Some((entry, base, renewed))
             });
@@ -243,7 +253,7 @@ impl Engine {
             let reset = slot
                 .companion
                 .as_deref()
-                .is_some_and(|ledger| ledger.epoch() > 0 || ledger.pause().is_some());
+                .is_some_and(|ledger| ledger.epoch() > 0 || ledger.has_pause(now));
             let Some(limit) = self.limits.get(slot.limit) else { return };
             let quota = limit.quota(id);
             let mut bucket = slot.bucket;
@@ -278,8 +288,8 @@ impl Engine {
             self.limiter.companion().advance(slot, quota, now);
             let epoch = slot.companion.as_ref().map_or(0, |ledger| ledger.epoch());
             let deficit = u64::try_from(true_deficit(slot, quota).micros()).unwrap_or(0);
-            let pause =
-                slot.companion.as_ref().and_then(|ledger| ledger.pause()).map(|p| p.wire(now));
+            let pause = slot.companion.as_ref().and_then(|ledger| ledger.pause());
+            let pause = pause.filter(|pause| !pause.is_over(now)).map(|pause| pause.wire(now));
             if deficit == 0 && epoch == 0 && pause.is_none() {
                 return None;
             }

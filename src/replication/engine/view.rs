@@ -78,6 +78,8 @@ pub struct BucketView {
     pub waiting: usize,
     /// What they cost.
     pub awaited: Tokens,
+    /// Nanoseconds until it opens, 0 if it is open.
+    pub paused_for: u64,
     /// Micro-tokens that peers have not been told of.
     pub unsent: u64,
     /// Nanoseconds since a peer was last heard on this bucket, if ever.
@@ -186,6 +188,7 @@ impl Engine {
                 refused: slot.refused,
                 waiting: slot.waiting(),
                 awaited: slot.awaited(),
+                paused_for: self.limiter.companion().paused_for(slot, now),
                 unsent: ledger.map_or(0, |l| l.unsent(slot.spent, slot.returned()).unsigned_abs()),
                 heard_nanos_ago: ledger
                     .and_then(|l| l.heard_at())
@@ -193,6 +196,18 @@ impl Engine {
             })
         });
         view.flatten()
+    }
+
+    /// How many buckets of each limit are closed; none of a limit that is not named.
+    /// Visits every bucket.
+    pub fn paused(&self, now: Timestamp) -> BTreeMap<LimitIndex, u64> {
+        let mut paused = BTreeMap::new();
+        self.limiter.store().for_each(|_, slot| {
+            if self.limiter.companion().paused_for(slot, now) > 0 {
+                *paused.entry(slot.limit).or_default() += 1;
+            }
+        });
+        paused
     }
 
     /// Micro-tokens over all buckets that peers have not been told of. Visits

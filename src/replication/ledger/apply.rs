@@ -3,7 +3,6 @@
 use super::{Flush, Ledger, OriginId, Peer, newer, signed};
 use crate::limiter::{Quota, Slot, Tokens};
 use crate::replication::frame::Entry;
-use crate::replication::pause::Pause;
 use crate::replication::rate::Rate;
 use crate::time::Timestamp;
 
@@ -104,9 +103,6 @@ pub(in crate::replication) fn apply(
         if let Some(change) = change {
             forgiven = forgiven.plus(slot.bucket.shift(quota, Tokens::from_micros(change)));
         }
-    }
-    if let (Some(pause), Some(ledger)) = (entry.pause, slot.companion.as_deref_mut()) {
-        ledger.set_pause(Pause::new(pause.generation, pause.millis, false, now));
     }
     if terms.larger_quota && slot.bucket.level() < Tokens::ZERO {
         let debt = Tokens::ZERO.minus(slot.bucket.level());

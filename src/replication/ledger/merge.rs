@@ -3,7 +3,6 @@
 use super::{Ledger, OriginId, Peer, newer, signed, true_deficit};
 use crate::limiter::{Quota, Slot, Tokens};
 use crate::replication::frame::{Contribution, Incarnation, Row};
-use crate::replication::pause::Pause;
 use crate::time::Timestamp;
 
 /// How much later than this replica another one may hear of a peer's spending:
@@ -52,9 +51,6 @@ pub(in crate::replication) fn merge(
         let known = peer.span();
         let absent = if unheard { Span::default() } else { known };
         sums.compare(known, named.map_or(absent, Span::of));
-    }
-    if let Some(pause) = row.pause {
-        ledger.set_pause(Pause::new(pause.generation, pause.millis, false, now));
     }
     let news = ledger.take_contributions(row, me, origin, now);
     let beyond = if news { sums.beyond(own_deficit) } else { 0 };

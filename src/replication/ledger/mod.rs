@@ -213,6 +213,8 @@ pub(super) struct Climate<'a> {
     pub(super) horizon: f64,
     /// The bucket's limit.
     pub(super) limit: LimitIndex,
+    /// Until when all buckets of the limit are closed.
+    pub(super) closed_until: Timestamp,
     /// Version of the members.
     pub(super) version: u32,
     /// The members; looked at only when the version is another.
@@ -309,7 +311,8 @@ impl Ledger {
             strict.charged += strict.rate * nanos;
             reserved += strict.rate;
         }
-        let share = if reckons && !self.is_paused(now) {
+        let closed = self.is_paused(now) || climate.closed_until > now;
+        let share = if reckons && !closed {
             self.share(bucket.level(), quota, reserved, climate, now)
         } else {
             0.0
@@ -377,8 +380,19 @@ impl Ledger {
         self.pause.as_ref()
     }
 
-    pub(super) fn set_pause(&mut self, pause: Pause) {
-        self.pause = Some(Pause::later(self.pause, pause));
+    /// Whether a pause is remembered.
+    pub(super) fn has_pause(&self, now: Timestamp) -> bool {
+        self.pause.is_some_and(|pause| !pause.is_over(now))
+    }
+
+    /// The pause that peers are told of by this replica.
+    pub(super) fn told_pause(&self, now: Timestamp) -> Option<&Pause> {
+        self.pause.as_ref().filter(|pause| pause.mine && !pause.is_over(now))
+    }
+
+    /// Takes over a pause, if it holds against the one that is known.
+    pub(super) fn set_pause(&mut self, pause: Pause, now: Timestamp) {
+        self.pause = Some(Pause::later(self.pause, pause, now));
     }
 
     fn is_paused(&self, now: Timestamp) -> bool {
@@ -395,7 +409,7 @@ impl Ledger {
     pub(super) fn is_idle(&self, now: Timestamp) -> bool {
         self.is_settled()
             && self.strict.is_none()
-            && self.pause.is_none_or(|pause| pause.left(now) == 0)
+            && !self.has_pause(now)
             && self.peers.iter().all(|peer| peer.demand <= 0.0 && peer.reserve.is_none())
     }
 

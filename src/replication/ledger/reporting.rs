@@ -73,6 +73,11 @@ impl Ledger {
         first
     }
 
+    /// Marks the bucket as urgent; whether it was not.
+    pub(in crate::replication) fn mark_urgent(&mut self) -> bool {
+        self.marked.replace(Mark::Urgent) != Some(Mark::Urgent)
+    }
+
     /// Whether the bucket is marked as urgent.
     pub(in crate::replication) fn is_urgent(&self) -> bool {
         self.marked == Some(Mark::Urgent)

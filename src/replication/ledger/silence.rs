@@ -148,11 +148,8 @@ impl Ledger {
         if total > refill || scarce { refill / total } else { 1.0 }
     }
 
-    /// How much of `level` may be spent at `now`.
-    pub(in crate::replication) fn room(&self, level: Tokens, now: Timestamp) -> Tokens {
-        if self.is_paused(now) {
-            return Tokens::from_micros(i64::MIN);
-        }
+    /// How much of `level` may be spent.
+    pub(in crate::replication) fn room(&self, level: Tokens) -> Tokens {
         match self.strict {
             Some(strict) if level > Tokens::ZERO => {
                 Tokens::from_micros((level.micros() as f64 * strict.part) as i64)

@@ -397,6 +397,7 @@ proptest! {
             }
             let published = std::sync::Arc::new(members.clone());
             let climate = Climate {
+                closed_until: Timestamp::ZERO,
                 horizon: 7e6,
                 limit: LimitIndex(0),
                 version: members.version,

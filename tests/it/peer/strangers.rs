@@ -90,7 +90,7 @@ fn says(hello: wire::Hello) -> wire::Frame {
 }
 
 fn update(entries: Vec<wire::Entry>) -> wire::frame::Body {
-    wire::frame::Body::Update(wire::Update { entries, limit_epochs: Vec::new() })
+    wire::frame::Body::Update(wire::Update { entries, ..Default::default() })
 }
 
 /// An entry that spends `spent` tokens from the bucket of `key`.
