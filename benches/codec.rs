@@ -42,7 +42,7 @@ fn frames(entries: u32, buckets: u32) -> Vec<Frame> {
     let spoken = (0..2).flat_map(|round| (0..buckets).map(move |bucket| entry(bucket, round)));
     let spoken: Vec<_> = spoken.collect();
     let update = |(seq, entries): (usize, &[Entry])| {
-        let body = Body::Update(Update { entries: entries.to_vec(), limit_epochs: Vec::new() });
+        let body = Body::Update(Update { entries: entries.to_vec(), ..Update::default() });
         Frame { seq: seq as u64 + 1, ack: 1, stamp_ms: 1, echo_ms: 1, held_ms: 1, body }
     };
     spoken.chunks(entries as usize).enumerate().map(update).collect()

@@ -66,6 +66,7 @@ pub(super) fn limit(limit: &Limit, buckets: u64, paused: u64) -> pb::Limit {
         exempt: rule.exempt.iter().map(condition).collect(),
         max_wait: (!limit.max_wait().is_zero()).then(|| span(limit.max_wait())),
         paused_for: paused_for(paused),
+        strict_window: limit.keeps_window(),
     }
 }
 

@@ -24,6 +24,7 @@ struct Limit {
     name: String,
     rate: Rate,
     burst: f64,
+    strict_window: bool,
     key: Vec<KeySource>,
     missing: &'static str,
     mode: &'static str,
@@ -123,6 +124,7 @@ impl From<pb::Limit> for Limit {
             name: limit.name,
             rate: Rate::from(limit.rate.unwrap_or_default()),
             burst: limit.burst,
+            strict_window: limit.strict_window,
             key: limit
                 .key
                 .into_iter()

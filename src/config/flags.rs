@@ -44,7 +44,8 @@ pub fn from_flags(upstream: &str, limits: &[String]) -> Result<Config, LoadError
             let message = "another limit has this name; write NAME: in front of one";
             problems.push(problem(flag.clone(), message.to_owned()));
         }
-        match config.compile(proxy::Config::default_ipv6_prefix()) {
+        let sync_interval = peer::Config::default().sync_interval;
+        match config.compile(proxy::Config::default_ipv6_prefix(), sync_interval) {
             Ok(spec) => compiled.push(Limit::new(spec)),
             Err(faults) => {
                 problems.extend(faults.into_iter().map(|f| problem(flag.clone(), f.message)));

@@ -7,6 +7,7 @@
 //! - every problem is reported at once, each with its place in the file.
 
 use std::path::Path;
+use std::time::Duration;
 
 use schemars::{JsonSchema, Schema};
 
@@ -182,11 +183,16 @@ fn assemble(
         let path = ["proxy".into(), "upstream".into()];
         problems.push(root.problem_at(&path, "is required, unless `egress` has routes"));
     }
-    let (limits, mut compiled) = limits(root, ipv6_prefix, has_proxies, problems);
+    // What is wrong with the section was said.
+    let sync_interval = replication.as_ref().map_or_else(
+        || peer::Config::default().sync_interval,
+        |replication| replication.sync_interval,
+    );
+    let (limits, mut compiled) = limits(root, ipv6_prefix, sync_interval, has_proxies, problems);
     let egress = egress?;
     for limit in &egress.limits {
         // Its numbers were checked, so that it has no faults.
-        compiled.extend(limit.compile(ipv6_prefix).map(Limit::new));
+        compiled.extend(limit.compile(ipv6_prefix, sync_interval).map(Limit::new));
     }
     if compiled.len() > LimitSet::MAX {
         let message = format!("more than {} limits, those of upstreams included", LimitSet::MAX);
@@ -223,6 +229,7 @@ fn section<'t, T: Default + serde::Deserialize<'t>>(
 fn limits(
     root: &Node,
     ipv6_prefix: u8,
+    sync_interval: Duration,
     has_proxies: bool,
     problems: &mut Vec<Problem>,
 ) -> (Vec<LimitConfig>, Vec<Limit>) {
@@ -235,7 +242,7 @@ fn limits(
     let mut nodes = Vec::new();
     for node in list.elements() {
         let Some(config) = decode::<LimitConfig>(node, problems) else { continue };
-        match config.compile(ipv6_prefix) {
+        match config.compile(ipv6_prefix, sync_interval) {
             Ok(spec) => compiled.push(Limit::new(spec)),
             Err(faults) => report(node, faults, problems),
         }

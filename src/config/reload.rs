@@ -62,12 +62,13 @@ impl Config {
     /// If an override names a group of clients that there is not.
     pub fn limits_in(&self, running: &Self) -> Result<LimitSet, LoadError> {
         let prefix = running.proxy.ipv6_prefix;
-        if self.proxy.ipv6_prefix == prefix {
+        let sync_interval = running.replication.sync_interval;
+        if self.proxy.ipv6_prefix == prefix && self.replication.sync_interval == sync_interval {
             return Ok(self.limits());
         }
         let (mut limits, mut problems) = (Vec::new(), Vec::new());
         for config in self.limits.iter().chain(&self.of_upstreams) {
-            match config.compile(prefix) {
+            match config.compile(prefix, sync_interval) {
                 Ok(spec) => limits.push(Limit::new(spec)),
                 Err(faults) => problems.extend(faults.into_iter().map(|fault| Problem {
                     place: None,

@@ -81,6 +81,7 @@ limits:
     key: [client_ip]
     missing: shared
     rate: 100/min
+    window: bucket
     burst: 100
     cost: 1
     overrides: [ { key: [203.0.113.7], rate: 1000/min, burst: 200 } ]
@@ -341,6 +342,37 @@ fn cf_g10_the_burst_is_the_n_of_the_rate_unless_said() {
     for (fields, burst) in [("rate: 6/60s", 6), ("rate: 6/60s, burst: 1", 1), ("rate: 1/d", 1)] {
         let limits = limit(&format!("{{ name: a, {fields} }}")).limits();
         assert_eq!(limits.find("a").unwrap().1.default_quota().burst().whole(), burst);
+    }
+}
+
+#[test]
+fn cf_g10_a_strict_window_compiles_to_what_keeps_it() {
+    for (fields, rate, burst) in [
+        ("rate: 100/10s, burst: 5", "95/10100ms", 5),
+        ("rate: 100/10s", "95/10100ms", 5),
+        ("rate: 3/s", "1/1100ms", 2),
+    ] {
+        let limits = limit(&format!("{{ name: a, {fields}, window: strict }}")).limits();
+        let quota = limits.find("a").unwrap().1.default_quota();
+        assert_eq!((quota.rate().to_string().as_str(), quota.burst().whole()), (rate, burst));
+        assert!(quota.keeps_window());
+    }
+    let config = good(
+        "proxy: { upstream: http://a }\nreplication: { sync_interval: 50ms }\nlimits:\n\
+         - { name: a, rate: 100/10s, burst: 5, window: strict, overrides: [ { key: [1.2.3.4], rate: 9/s } ] }\n",
+    );
+    let limits = config.limits();
+    let a = limits.find("a").unwrap().1;
+    assert_eq!(a.default_quota().rate().to_string(), "95/10050ms");
+    let key = a.rule().key_from_text(&["1.2.3.4"], 64).unwrap();
+    let quota = a.quota(a.bucket_id(key.as_bytes()));
+    assert_eq!((quota.rate().to_string().as_str(), quota.burst().whole()), ("7/1050ms", 2));
+    for (fields, words) in [
+        ("rate: 5/s, burst: 5", ["burst", "must be less than the 5 requests"]),
+        ("rate: 1/s", ["rate", "a strict window needs 2 or more"]),
+        ("rate: 9/s, cost: 5", ["each costs 5", "above the burst of 2 (by default a twentieth"]),
+    ] {
+        one_fault(&limit_faults(&format!("{{ name: a, {fields}, window: strict }}")), &words);
     }
 }
 
@@ -866,7 +898,8 @@ limits:
     rate: 100/min
     overrides: [ { key: [203.0.113.7, hunter2], rate: 1000/min, burst: 200 } ]
     mode: shadow
-  - { name: c, rate: 0/s, key: [] }
+  - { name: c, rate: 0/s, key: [], window: strict }
+  - { name: w, rate: 100/10s, window: strict, overrides: [ { key: [203.0.113.7], rate: 9/s } ] }
   - { name: d, rate: 5/10s, burst: 7, cost: [ { match: { path: /x }, cost: 5 } ] }
   - { name: e, rate: 5/s, cost: { header: x-cost, max: 3 }, expose: false, partition: strict }
   - { name: f, rate: 5/s, missing: deny, partition: open, match: { upstream: acme } }

@@ -39,6 +39,17 @@ pub enum Partition {
     Open,
 }
 
+/// What a limit promises.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Window {
+    /// A bucket: after a pause the burst and the rate may come together.
+    #[default]
+    Bucket,
+    /// Never more than the N of the rate in any window as long as its period, over
+    /// all replicas together.
+    Strict,
+}
+
 /// Everything a limit is made of; [`Limit::new`] derives the rest.
 #[derive(Clone, Debug)]
 pub struct LimitSpec {
@@ -169,6 +180,11 @@ impl Limit {
     /// What happens while replicas are not heard.
     pub const fn partition(&self) -> Partition {
         self.spec.partition
+    }
+
+    /// Whether its buckets keep to a window: see [`Quota::keeping_window`].
+    pub const fn keeps_window(&self) -> bool {
+        self.spec.quota.keeps_window()
     }
 
     /// How long a request may wait for its tokens before it is refused.

@@ -53,7 +53,7 @@ pub use cost::Cost;
 pub use decision::{Check, Decision, Outcome, Verdict};
 pub use explain::{Applicability, Explanation};
 pub use key::{BucketId, KeyBuf, KeyValue};
-pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode, Partition, TooManyLimits};
+pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode, Partition, TooManyLimits, Window};
 pub use line::Calls;
 pub use path::{PathError, PathPattern, normalise};
 pub use pause::PauseOrder;

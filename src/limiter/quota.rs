@@ -167,6 +167,7 @@ impl fmt::Display for Rate {
 pub struct Quota {
     rate: Rate,
     burst: Tokens,
+    keeps_window: bool,
 }
 
 impl Quota {
@@ -176,7 +177,19 @@ impl Quota {
         if burst == 0 && !rate.is_blocked() {
             return None;
         }
-        Some(Self { rate, burst: Tokens::from_whole(burst)? })
+        Some(Self { rate, burst: Tokens::from_whole(burst)?, keeps_window: false })
+    }
+
+    /// The same, of a limit that promises that all replicas together never let more
+    /// pass than one bucket would, in any window.
+    #[must_use]
+    pub const fn keeping_window(self) -> Self {
+        Self { keeps_window: true, ..self }
+    }
+
+    /// Whether replicas must not even for a moment give out more than one bucket.
+    pub const fn keeps_window(&self) -> bool {
+        self.keeps_window
     }
 
     /// The refill rate.

@@ -14,7 +14,7 @@ use arc_swap::ArcSwap;
 use atomic_waker::AtomicWaker;
 
 use super::epochs::Epochs;
-use super::ledger::{Climate, Ledger, Mark};
+use super::ledger::{Climate, Ledger, Mark, Sharing};
 use super::members::Members;
 use super::pause::{LimitPauses, Pause};
 use crate::limiter::{self, BucketId, Due, Event, LimitIndex, PauseOrder, Quota, Slot, Tokens};
@@ -41,6 +41,10 @@ pub struct Companion {
     active: AtomicBool,
     /// How many replicas there are, this one included.
     replicas: AtomicU32,
+    /// The same, with those that are expected.
+    counted: AtomicU32,
+    /// How long a replica that went busy takes no more than an even share.
+    slow_start: AtomicU64,
     /// Nanoseconds within which news arrives.
     horizon: AtomicU64,
     /// Version of `members`, so that a check need not load them.
@@ -58,6 +62,8 @@ impl Default for Companion {
         Self {
             active: AtomicBool::new(false),
             replicas: AtomicU32::new(1),
+            counted: AtomicU32::new(1),
+            slow_start: AtomicU64::new(0),
             horizon: AtomicU64::new(SPACING_NANOS),
             version: AtomicU32::new(0),
             members: ArcSwap::from_pointee(Members::default()),
@@ -97,14 +103,21 @@ impl Companion {
         self.replicas.store(replicas.max(1), Ordering::Relaxed);
         members.version = self.version.load(Ordering::Relaxed).wrapping_add(1).max(1);
         let version = members.version;
-        let (counted, strict) = (members.counted, members.is_any_strict());
+        let counts = members.is_any_strict() || members.is_any_window;
+        let counted = members.counted.max(replicas).max(1);
+        self.counted.store(counted, Ordering::Relaxed);
         self.members.store(Arc::new(members));
         self.version.store(version, Ordering::Release);
-        // What a lone replica spends needs no ledger, unless a strict limit counts
-        // with others.
-        if replicas > 1 || counted > 1 && strict {
+        // What a lone replica spends needs no ledger, unless a limit counts with
+        // others that are only expected.
+        if replicas > 1 || counted > 1 && counts {
             self.active.store(true, Ordering::Release);
         }
+    }
+
+    /// Sets how long a sync interval is, in nanoseconds.
+    pub(super) fn set_sync_interval(&self, nanos: u64) {
+        self.slow_start.store(nanos.saturating_add(nanos / 2), Ordering::Relaxed);
     }
 
     /// Sets the largest round trip to a peer, in nanoseconds.
@@ -153,10 +166,18 @@ impl Companion {
     ) -> Climate<'a> {
         Climate {
             limit,
+            sharing: self.sharing(),
             closed_until: self.pauses.until(limit),
             horizon: self.horizon.load(Ordering::Relaxed) as f64,
             version: self.version.load(Ordering::Acquire),
             members,
+        }
+    }
+
+    fn sharing(&self) -> Sharing {
+        Sharing {
+            members: self.counted.load(Ordering::Relaxed),
+            slow: self.slow_start.load(Ordering::Relaxed),
         }
     }
 
@@ -190,7 +211,13 @@ impl limiter::Companion for Companion {
             // What happened before the first event in company is in snapshots.
             let (spent, returned) =
                 (slot.spent.saturating_sub(spent), slot.returned().saturating_sub(returned));
-            slot.companion = Some(self.new_ledger(id, slot.limit, spent, returned, now));
+            let mut ledger = self.new_ledger(id, slot.limit, spent, returned, now);
+            if quota.keeps_window() {
+                let taken = i64::try_from(slot.spent.saturating_sub(spent)).unwrap_or(i64::MAX);
+                let before = slot.bucket.level().plus(Tokens::from_micros(taken));
+                ledger.advance_share(before, quota, self.sharing(), now);
+            }
+            slot.companion = Some(ledger);
         }
         let (net, level, waiting) = (slot.net(), slot.bucket.level(), slot.waiting() > 0);
         let Some(ledger) = slot.companion.as_deref_mut() else { return };
@@ -215,7 +242,8 @@ impl limiter::Companion for Companion {
             return Tokens::from_micros(i64::MIN);
         }
         let level = slot.bucket.level();
-        slot.companion.as_deref().map_or(level, |ledger| ledger.room(level))
+        let ledger = slot.companion.as_deref();
+        ledger.map_or(level, |ledger| ledger.shared_room(ledger.room(level), slot.held()))
     }
 
     fn due(
@@ -236,14 +264,17 @@ impl limiter::Companion for Companion {
             bucket.advance(quota, now.plus_nanos(paused));
         }
         let ledger = slot.companion.as_deref();
+        let share = ledger.map_or(0, |ledger| ledger.share_due(ahead, cost, now));
         let wanted = ledger.map_or(cost, |ledger| ledger.level_for(cost, quota));
         match bucket.due_after(quota, ahead, wanted) {
             Due::Never => Due::Never,
-            Due::Now if paused == 0 => Due::Now,
-            Due::Now => Due::In(paused),
+            Due::Now => match share.max(paused) {
+                0 => Due::Now,
+                nanos => Due::In(nanos),
+            },
             Due::In(nanos) => {
                 let slower = ledger.map_or(1.0, |ledger| ledger.slowdown(quota, self.replicas()));
-                Due::In(paused.saturating_add((nanos as f64 * slower) as u64))
+                Due::In(paused.saturating_add((nanos as f64 * slower) as u64).max(share))
             }
         }
     }

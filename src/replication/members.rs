@@ -51,6 +51,8 @@ pub(super) struct Members {
     pub(super) silent: u32,
     /// What each limit does about silent replicas.
     pub(super) policies: BTreeMap<LimitIndex, Partition>,
+    /// Some limit promises a window.
+    pub(super) is_any_window: bool,
 }
 
 impl Members {

@@ -921,9 +921,9 @@ async fn the_program_prints_buckets_as_a_table() {
     assert_eq!(
         lines,
         [
-            "LIMIT KEY LEVEL BURST RATE NEXT FULL ADMITTED REFUSED SPENT",
-            "per-client 203.0.113.7 199 200 1000/min now 60ms 1 0 1",
-            "per-client 203.0.113.9 0 10 60/min 1s 10s 10 2 10",
+            "LIMIT KEY LEVEL BURST RATE NEXT FULL PAUSED ADMITTED REFUSED SPENT",
+            "per-client 203.0.113.7 199 200 1000/min now 60ms no 1 0 1",
+            "per-client 203.0.113.9 0 10 60/min 1s 10s no 10 2 10",
         ]
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
     );
@@ -960,6 +960,7 @@ async fn the_program_shows_one_bucket() {
         "full           1s",
         "admitted here  1",
         "refused here   0",
+        "paused         no",
         "knowledge      up to 120ms old, 1 live peer(s); 1 peer(s) are not heard",
         "01010101010101010101010101010101  pod-a      1  this replica",
     ] {
@@ -992,6 +993,7 @@ async fn the_program_shows_one_bucket() {
             "refused",
             "waiting",
             "awaited",
+            "paused_seconds",
             "unsent",
             "heard_seconds_ago",
             "knowledge",
@@ -1013,7 +1015,7 @@ async fn the_program_prints_limits_and_peers() {
     let words: Vec<&str> = tenants.split_whitespace().collect();
     assert_eq!(
         words.join(" "),
-        "tenants 5/10s 5 1 header:x-tenant,header:authorization shared shadow no 0 - 0 \
+        "tenants 5/10s 5 1 header:x-tenant,header:authorization shared shadow no 0 - no 0 \
          path /api/, header x-kind=tenant except (client 10.1.0.0/16)"
     );
     let json = replica.tidegate(&["limits", "-o", "json"]).await.unwrap();

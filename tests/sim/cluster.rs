@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use prost::Message as _;
 use tidegate::limiter::{
-    Attributes, Client, Cost, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Partition,
-    PauseOrder, Quota, Rule, Source, Tokens,
+    Attributes, Client, Cost, KeyPart, Limit, LimitIndex, LimitSet, LimitSpec, Outlook, Partition,
+    PauseOrder, Quota, Rule, Source, Tokens, Turn, Waiter,
 };
 use tidegate::peer::Encoder;
 use tidegate::replication::{
@@ -65,6 +65,25 @@ impl Attributes for Request<'_> {
 
 pub(crate) fn limit(name: &str, rate: &str, burst: u64, cost: u64) -> Limit {
     split_limit(name, rate, burst, cost, Partition::default())
+}
+
+/// A limit with this quota whose requests may wait so long.
+pub(crate) fn limit_with(name: &str, quota: Quota, max_wait: Duration) -> Limit {
+    let key = KeyPart::new(Source::Header("key".into()), false);
+    let rule = Rule { key: vec![key], ..Rule::default() };
+    Limit::new(LimitSpec { max_wait, ..LimitSpec::new(name, rule, quota) })
+}
+
+/// The request in front of an endless backlog.
+#[derive(Default)]
+pub(crate) struct Queue {
+    front: Option<Waiter>,
+    /// When it tries again at the latest.
+    alarm: Timestamp,
+}
+
+impl Queue {
+    pub(crate) const KEY: &'static str = "k";
 }
 
 /// A limit that says what happens while replicas are not heard.
@@ -422,6 +441,63 @@ impl Cluster {
             self.pump(node);
         }
         admitted
+    }
+
+    /// The request in front of a node's backlog tries to pass; whether it does. Who is
+    /// woken here tries again within five milliseconds.
+    pub(crate) fn turn(&mut self, node: usize, queue: &mut Queue) -> bool {
+        let now = self.local(node);
+        if !self.nodes[node].alive || now < queue.alarm {
+            return false;
+        }
+        let limiter = Arc::clone(&self.nodes[node].limiter);
+        let request = Request { key: Queue::KEY, cost: 1 };
+        let mut front = match queue.front.take() {
+            Some(front) => front,
+            None => {
+                let decision = limiter.decide(&request, now);
+                if decision.is_admitted() {
+                    self.heed_marks(node);
+                    return true;
+                }
+                let Outlook::Waits { patience, .. } = limiter.outlook(&decision, None) else {
+                    panic!("{:?}", limiter.outlook(&decision, None));
+                };
+                limiter.hold(&decision, patience, now).unwrap()
+            }
+        };
+        let admitted = match limiter.try_again(&mut front, &request, Waker::noop(), now) {
+            Turn::Settled(decision) => {
+                assert!(decision.is_admitted());
+                queue.alarm = now;
+                true
+            }
+            Turn::Waits(alarm) => {
+                queue.front = Some(front);
+                let poll = now.plus_nanos(5_000_000);
+                queue.alarm = alarm.map_or(poll, |alarm| alarm.min(poll));
+                false
+            }
+        };
+        self.heed_marks(node);
+        admitted
+    }
+
+    /// The backlog of a node is gone.
+    pub(crate) fn leave_queue(&mut self, node: usize, queue: &mut Queue) {
+        if let Some(mut front) = queue.front.take() {
+            let now = self.local(node);
+            self.nodes[node].limiter.leave(&mut front, now);
+            self.heed_marks(node);
+        }
+    }
+
+    /// What the mesh does when buckets were marked.
+    fn heed_marks(&mut self, node: usize) {
+        let mut context = Context::from_waker(Waker::noop());
+        if self.nodes[node].limiter.companion().poll_marked(&mut context).is_ready() {
+            self.pump(node);
+        }
     }
 
     /// The level a node knows, in whole tokens; full if it knows nothing.

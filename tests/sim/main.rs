@@ -20,6 +20,7 @@ mod oracle;
 mod policies;
 mod rng;
 mod scenario;
+mod window;
 
 use oracle::Report;
 use scenario::{Demand, Scenario};

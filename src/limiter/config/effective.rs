@@ -6,9 +6,10 @@ use serde::ser::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::super::cost::Cost;
-use super::super::limit::{Mode, Partition};
+use super::super::limit::{Mode, Partition, Window};
+use super::super::quota::Rate;
 use super::super::rule::{Condition, KeyPart, Missing};
-use super::{ConditionConfig, LimitConfig};
+use super::{ConditionConfig, LimitConfig, WindowConfig};
 
 /// In place of a secret.
 const MASKED: &str = "(secret)";
@@ -17,7 +18,11 @@ impl LimitConfig {
     /// All settings of the limit, as the configuration would write them.
     pub fn effective(&self) -> Value {
         let rate = self.rate.map(|rate| rate.0);
-        let burst = self.burst.map(|burst| burst.0).or_else(|| rate.map(|rate| rate.tokens()));
+        let usual = |rate: Rate| match self.window {
+            Window::Bucket => rate.tokens(),
+            Window::Strict => WindowConfig::usual_burst(rate.tokens()),
+        };
+        let burst = self.burst.map(|burst| burst.0).or_else(|| rate.map(usual));
         let mut limit = json!({
             "name": self.name.as_ref().map(|name| &name.0),
             "match": condition(&self.condition.compile()),
@@ -30,6 +35,10 @@ impl LimitConfig {
                 Missing::Deny => "deny",
             },
             "rate": rate.map(|rate| rate.to_string()),
+            "window": match self.window {
+                Window::Bucket => "bucket",
+                Window::Strict => "strict",
+            },
             "cost": self.cost.compile().map(|c| cost(&c)),
             "overrides": self.overrides.iter().map(|element| {
                 let parts = self.key.iter().map(|part| part.0.is_secret());
@@ -37,7 +46,7 @@ impl LimitConfig {
                     if secret { MASKED } else { value.0.as_str() }
                 });
                 let rate = element.rate.map(|rate| rate.0);
-                let burst = element.burst.map(|b| b.0).or_else(|| rate.map(|rate| rate.tokens()));
+                let burst = element.burst.map(|b| b.0).or_else(|| rate.map(usual));
                 let mut written = json!({
                     "key": values.collect::<Vec<_>>(),
                     "rate": rate.map(|rate| rate.to_string()),

@@ -22,11 +22,11 @@ pub use cost::CostConfig;
 pub use key::KeyPartConfig;
 use key::ValueText;
 pub use text::{Burst, LimitName, RateText};
-use text::{MissingText, ModeText, PartitionText};
+use text::{MissingText, ModeText, PartitionText, WindowText};
 pub use window::WindowConfig;
 
 use super::key::BucketId;
-use super::limit::{Limit, LimitSpec, Mode, Partition};
+use super::limit::{Limit, LimitSpec, Mode, Partition, Window};
 use super::quota::Quota;
 use super::quota::Rate;
 use super::rule::{KeyPart, Missing, Rule, Source};
@@ -107,7 +107,12 @@ pub struct LimitConfig {
     #[serde(default)]
     #[schemars(required)]
     pub rate: Option<RateText>,
-    /// Tokens that a bucket holds, 1 to 10^12. Default: the N of the rate.
+    /// What the rate promises. `strict`: never more than its N in any window as long as
+    /// its period, over all replicas together. Default: bucket.
+    #[serde(default, with = "WindowText")]
+    pub window: Window,
+    /// Tokens that a bucket holds, 1 to 10^12. Default: the N of the rate; of a strict
+    /// window a twentieth of it, and 2 where that is less.
     #[serde(default)]
     pub burst: Option<Burst>,
     /// Tokens that one request costs, 1 up to the burst: a number; or a list of
@@ -132,6 +137,9 @@ pub struct LimitConfig {
     /// goes on with the share that it had.
     #[serde(default, with = "PartitionText")]
     pub partition: Partition,
+    /// The rate and the burst keep to a window already.
+    #[serde(skip)]
+    is_paced: bool,
 }
 
 fn default_key() -> Vec<KeyPartConfig> {
@@ -153,6 +161,7 @@ impl LimitConfig {
             key: key.into_iter().map(KeyPartConfig).collect(),
             missing: Missing::default(),
             rate: Some(RateText(rate)),
+            window: Window::default(),
             burst: burst.map(Burst),
             cost: CostConfig::default(),
             overrides: Vec::new(),
@@ -160,6 +169,7 @@ impl LimitConfig {
             expose: default_expose(),
             max_wait: Duration::ZERO,
             partition: Partition::default(),
+            is_paced: false,
         }
     }
 
@@ -176,6 +186,7 @@ impl LimitConfig {
         let (rate, burst) = window.paced(sync_interval)?;
         let mut limit = Self::new(name.to_owned(), Vec::new(), rate, Some(burst));
         limit.condition = ConditionConfig::for_upstream(name.to_owned());
+        limit.is_paced = true;
         Ok(limit)
     }
 
@@ -198,12 +209,17 @@ impl LimitConfig {
     }
 
     /// The limit that this text means. `ipv6_prefix` is the number of leading
-    /// bits by which IPv6 clients are grouped.
+    /// bits by which IPv6 clients are grouped, `sync_interval` the time within which
+    /// replicas hear of each other, which a strict window leaves unused.
     ///
     /// # Errors
     /// Every fault that shows when the values are put together, with paths from
     /// the limit down.
-    pub fn compile(&self, ipv6_prefix: u8) -> Result<LimitSpec, Vec<Fault>> {
+    pub fn compile(
+        &self,
+        ipv6_prefix: u8,
+        sync_interval: Duration,
+    ) -> Result<LimitSpec, Vec<Fault>> {
         let mut faults = Vec::new();
         if self.name.is_none() {
             faults.push(Fault::new(["name".into()], "is required"));
@@ -230,7 +246,7 @@ impl LimitConfig {
             missing: self.missing,
         };
         let quota = self.rate.and_then(|rate| {
-            self.quota(rate, self.burst, &[])
+            self.quota(rate, self.burst, sync_interval, &[])
                 .map_err(|fault| faults.push(fault.given(&["burst", "cost", "rate"])))
                 .ok()
         });
@@ -240,7 +256,8 @@ impl LimitConfig {
             faults.push(Fault::new(["was".into()], "is the limit's present name: leave it out"));
         }
         let identity = was.as_ref().unwrap_or(&name);
-        let overrides = self.compile_overrides(identity, &rule, ipv6_prefix, &mut faults);
+        let overrides =
+            self.compile_overrides(identity, &rule, ipv6_prefix, sync_interval, &mut faults);
         match (quota, self.cost.compile()) {
             (Some(quota), Some(cost)) if faults.is_empty() => Ok(LimitSpec {
                 name,
@@ -263,6 +280,7 @@ impl LimitConfig {
         identity: &str,
         rule: &Rule,
         ipv6_prefix: u8,
+        sync_interval: Duration,
         faults: &mut Vec<Fault>,
     ) -> HashMap<BucketId, Quota> {
         let seed = Limit::seed(identity, rule);
@@ -276,7 +294,7 @@ impl LimitConfig {
                     None
                 }
                 Some(rate) => self
-                    .quota(rate, element.burst, &at)
+                    .quota(rate, element.burst, sync_interval, &at)
                     .map_err(|fault| faults.push(fault.given(&["cost"])))
                     .ok(),
             };
@@ -311,6 +329,7 @@ impl LimitConfig {
         &self,
         rate: RateText,
         burst: Option<Burst>,
+        sync_interval: Duration,
         at: &[PathSegment],
     ) -> Result<Quota, Fault> {
         let fault = |field: &'static str, message: String| {
@@ -318,7 +337,22 @@ impl LimitConfig {
             path.push(field.into());
             Err(Fault::new(path, message))
         };
-        let tokens = burst.map_or(rate.0.tokens(), |burst| burst.0);
+        let strict = self.window == Window::Strict && !rate.0.is_blocked();
+        let (rate, tokens) = if strict {
+            let window = WindowConfig::of(rate.0, burst);
+            if window.requests < 2 {
+                return fault("rate", "a strict window needs 2 or more".to_owned());
+            }
+            match window.paced(sync_interval) {
+                Ok((rate, tokens)) => (RateText(rate), tokens),
+                Err(Fault { path, message, .. }) => {
+                    let of_burst = path == ["burst".into()];
+                    return fault(if of_burst { "burst" } else { "rate" }, message);
+                }
+            }
+        } else {
+            (rate, burst.map_or(rate.0.tokens(), |burst| burst.0))
+        };
         if rate.0.is_blocked() && burst.is_some() {
             let message = format!("a rate of {} lets nothing pass: leave the burst out", rate.0);
             return fault("burst", message);
@@ -329,11 +363,15 @@ impl LimitConfig {
         if !rate.0.is_blocked()
             && let Some(which) = self.cost.above(tokens)
         {
-            let source = if burst.is_some() { "" } else { " (by default the N of the rate)" };
+            let source = match (burst, strict) {
+                (Some(_), _) => "",
+                (None, false) => " (by default the N of the rate)",
+                (None, true) => " (by default a twentieth of the N of the rate, or 2)",
+            };
             let message = format!("{which}, above the burst of {tokens}{source}");
             return fault(if burst.is_some() { "burst" } else { "rate" }, message);
         }
-        Ok(quota)
+        Ok(if strict || self.is_paced { quota.keeping_window() } else { quota })
     }
 }
 

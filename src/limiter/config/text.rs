@@ -5,7 +5,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::super::limit::{Mode, Partition};
+use super::super::limit::{Mode, Partition, Window};
 use super::super::quota::{Rate, RateError};
 use super::super::rule::Missing;
 use super::super::tokens::Tokens;
@@ -104,6 +104,16 @@ pub(super) enum PartitionText {
     Strict,
     /// Every part of a split network gives out the whole limit.
     Open,
+}
+
+/// How a [`Window`] is written.
+#[derive(Deserialize, Serialize, JsonSchema)]
+#[serde(remote = "Window", rename_all = "snake_case")]
+pub(super) enum WindowText {
+    /// A token bucket of this rate and burst.
+    Bucket,
+    /// Never more than the N of the rate in any window as long as its period.
+    Strict,
 }
 
 /// How a [`Mode`] is written.

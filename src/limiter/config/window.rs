@@ -32,8 +32,18 @@ type Requests = Whole<2, { Tokens::MAX_WHOLE }>;
 impl WindowConfig {
     /// Requests that may go at once.
     pub fn burst(&self) -> u64 {
-        let usual = (self.requests / 20).max(2).min(self.requests.saturating_sub(1));
-        self.burst.map_or(usual, |burst| burst.0)
+        self.burst.map_or_else(|| Self::usual_burst(self.requests), |burst| burst.0)
+    }
+
+    /// Requests that may go at once if nothing is said.
+    pub(super) fn usual_burst(requests: u64) -> u64 {
+        (requests / 20).max(2).min(requests.saturating_sub(1))
+    }
+
+    /// The window of a limit whose rate promises it.
+    pub(super) fn of(rate: Rate, burst: Option<Burst>) -> Self {
+        let per = Duration::from_millis(u64::from(rate.period_ms()));
+        Self { requests: rate.tokens(), per, burst }
     }
 
     /// Rate and burst of a bucket that keeps to the window: a bucket lets burst + rate

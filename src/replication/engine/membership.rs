@@ -421,6 +421,7 @@ impl Engine {
             .filter(|(_, limit)| limit.partition() != Partition::default())
             .map(|(index, limit)| (index, limit.partition()))
             .collect();
+        members.is_any_window = self.limits.iter().any(|(_, limit)| limit.keeps_window());
         self.limiter.companion().set_members(members, replicas);
     }
 

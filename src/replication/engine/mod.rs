@@ -153,7 +153,9 @@ impl Engine {
     ) -> Self {
         let joined = !settings.expects_peers;
         let limits = limiter.limits();
-        Self {
+        let sync = u64::try_from(settings.sync_interval.as_nanos()).unwrap_or(u64::MAX);
+        limiter.companion().set_sync_interval(sync);
+        let engine = Self {
             settings,
             me,
             limiter,
@@ -174,7 +176,12 @@ impl Engine {
             swept_at: now,
             expected_at: now,
             stats: Stats::default(),
+        };
+        // A window is kept also while replicas are only expected.
+        if engine.limits.iter().any(|(_, limit)| limit.keeps_window()) {
+            engine.publish_members();
         }
+        engine
     }
 
     /// This replica's life.

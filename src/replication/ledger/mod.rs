@@ -34,6 +34,7 @@ mod apply;
 mod averaging;
 mod merge;
 mod reporting;
+mod share;
 mod silence;
 #[cfg(test)]
 mod tests;
@@ -42,6 +43,8 @@ pub(super) use apply::{Applied, Terms, apply};
 use averaging::Lag;
 pub(super) use merge::merge;
 pub(super) use reporting::Pace;
+use share::Share;
+pub(super) use share::Sharing;
 use silence::{Reserve, Strict};
 
 /// Rate in tokens per second from which reckoning pays: below, single requests
@@ -202,6 +205,8 @@ pub struct Ledger {
     /// Version of the members that the peers here follow.
     version: u32,
     strict: Option<Strict>,
+    /// Of a limit that promises a window.
+    share: Option<Box<Share>>,
     pause: Option<Pause>,
     peers: SmallVec<[Peer; 2]>,
 }
@@ -213,6 +218,8 @@ pub(super) struct Climate<'a> {
     pub(super) horizon: f64,
     /// The bucket's limit.
     pub(super) limit: LimitIndex,
+    /// Who shares a limit that promises a window.
+    pub(super) sharing: Sharing,
     /// Until when all buckets of the limit are closed.
     pub(super) closed_until: Timestamp,
     /// Version of the members.
@@ -250,6 +257,7 @@ impl Ledger {
             lost: 0.0,
             version: 0,
             strict: None,
+            share: None,
             pause: None,
             peers: SmallVec::new(),
         }
@@ -287,6 +295,9 @@ impl Ledger {
         }
         if self.version != climate.version {
             self.follow(bucket, quota, &(climate.members)(), climate.limit, now);
+        }
+        if quota.keeps_window() || self.share.is_some() {
+            self.advance_share(bucket.level(), quota, climate.sharing, now);
         }
     }
 
@@ -366,6 +377,9 @@ impl Ledger {
     /// would take whatever comes: as long as there are any, that is all of the
     /// refill. So replicas where requests wait share it evenly.
     fn own_demand(&self, quota: &Quota, now: Timestamp) -> f64 {
+        if !self.tells_demand(now) {
+            return 0.0;
+        }
         let asked = self.demand.at(self.mean_cost, now);
         if self.backlog { asked.max(refill_rate(quota)) } else { asked }
     }

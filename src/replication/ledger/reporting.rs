@@ -55,7 +55,15 @@ impl Ledger {
             Event::Paced(_) => self.used_at = now,
             Event::Returned(_) | Event::Line => {}
         }
-        let off = self.deviation(net, quota) >= self.threshold(level, quota, replicas);
+        let begins = self.ask_share(
+            match event {
+                Event::Spent(cost) | Event::Paced(cost) => cost.micros() as f64,
+                Event::Returned(cost) => -(cost.micros() as f64),
+                Event::Refused(_) | Event::Line => 0.0,
+            },
+            now,
+        );
+        let off = begins || self.deviation(net, quota) >= self.threshold(level, quota, replicas);
         let mark = if off { Mark::Urgent } else { Mark::Watch };
         if self.marked >= Some(mark) {
             return None;

@@ -397,6 +397,7 @@ proptest! {
             }
             let published = std::sync::Arc::new(members.clone());
             let climate = Climate {
+                sharing: Sharing { members: 1, slow: 150_000_000 },
                 closed_until: Timestamp::ZERO,
                 horizon: 7e6,
                 limit: LimitIndex(0),
