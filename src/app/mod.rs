@@ -125,6 +125,7 @@ impl App {
             ReplicatedLimiter::new(limits, config.limiter.max_buckets, Companion::default());
         let limiter = Arc::new(limiter.with_crowding(config.limiter.crowding()));
         metrics::register(metrics.registry(), &limiter);
+        metrics::register_tasks(metrics.registry(), supervisor.census());
         let report = Report::register(metrics.registry(), &config);
 
         let (http, telemetry_address) =

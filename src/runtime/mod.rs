@@ -13,4 +13,4 @@ pub use follow::{FileChange, follow_files};
 pub use listen::{ListenAddr, ListenAddrError};
 pub use readiness::{Gate, Readiness};
 pub use signal::{Hangups, Signals};
-pub use supervisor::{Failure, OnExit, Supervisor, spawn_local};
+pub use supervisor::{Census, Failure, OnExit, Supervisor, spawn_local};

@@ -4,13 +4,17 @@
 //! before the process wants to leave, by returning or by a panic, is a
 //! [`Failure`] that ends the process with a non-zero status: a proxy without its
 //! accept loop must not look alive.
+//!
+//! Tasks of one connection have no name, but they are counted by thread: one that
+//! never ends shows in a number that only grows.
 
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use tokio::runtime::{Builder, LocalOptions};
+use tokio::runtime::{Builder, LocalOptions, RuntimeMetrics};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
@@ -47,13 +51,23 @@ impl fmt::Display for Failure {
 pub struct Supervisor {
     failures: mpsc::UnboundedSender<Failure>,
     tracker: TaskTracker,
+    census: Census,
 }
+
+/// How many tasks the threads of a supervisor have. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Census(Arc<Mutex<Vec<(String, RuntimeMetrics)>>>);
 
 impl Supervisor {
     /// A supervisor, and where the failures of its critical tasks arrive.
     pub fn new() -> (Self, mpsc::UnboundedReceiver<Failure>) {
         let (failures, receiver) = mpsc::unbounded_channel();
-        (Self { failures, tracker: TaskTracker::new() }, receiver)
+        (Self { failures, tracker: TaskTracker::new(), census: Census::default() }, receiver)
+    }
+
+    /// Counts the tasks of its threads.
+    pub fn census(&self) -> Census {
+        self.census.clone()
     }
 
     /// Runs `task` on the current runtime.
@@ -85,6 +99,7 @@ impl Supervisor {
         let guard = self.guard(name.to_owned(), OnExit::Fail);
         // The runtime cannot leave the thread that makes it.
         let (made, making) = std::sync::mpsc::channel();
+        let (census, counted) = (self.census.clone(), name.to_owned());
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             let runtime = Builder::new_current_thread()
                 .enable_all()
@@ -99,6 +114,7 @@ impl Supervisor {
                     return;
                 }
             };
+            census.add(counted, runtime.metrics());
             drop(made);
             runtime.block_on(async move { work().await });
             guard.finished();
@@ -117,6 +133,18 @@ impl Supervisor {
 
     fn guard(&self, task: String, on_exit: OnExit) -> Guard {
         Guard { task, on_exit, failures: self.failures.clone() }
+    }
+}
+
+impl Census {
+    /// The name of each thread that was started, and how many tasks it has.
+    pub fn tasks(&self) -> Vec<(String, usize)> {
+        let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.iter().map(|(name, thread)| (name.clone(), thread.num_alive_tasks())).collect()
+    }
+
+    fn add(&self, name: String, thread: RuntimeMetrics) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((name, thread));
     }
 }
 
@@ -194,5 +222,30 @@ mod tests {
         assert!(broken.join().is_err());
         assert_eq!(failures.recv().await.unwrap().task, "broken");
         assert!(failures.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn the_tasks_of_a_thread_are_counted_until_they_end() {
+        let (supervisor, _failures) = Supervisor::new();
+        let census = supervisor.census();
+        let seen = census.clone();
+        let thread = supervisor
+            .spawn_thread("busy", move || async move {
+                let (end, ended) = tokio::sync::oneshot::channel::<()>();
+                let (left, gone) = tokio::sync::oneshot::channel::<()>();
+                spawn_local(std::future::pending());
+                spawn_local(async move {
+                    let _ = ended.await;
+                    drop(left);
+                });
+                assert_eq!(seen.tasks(), [("busy".to_owned(), 2)]);
+                drop(end);
+                assert!(gone.await.is_err());
+                tokio::task::yield_now().await;
+                assert_eq!(seen.tasks(), [("busy".to_owned(), 1)]);
+            })
+            .unwrap();
+        thread.join().unwrap();
+        assert_eq!(census.tasks(), [("busy".to_owned(), 0)], "what was left is dropped");
     }
 }

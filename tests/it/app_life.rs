@@ -98,6 +98,33 @@ fn lc_g1_requests_that_run_are_finished() {
 }
 
 #[test]
+fn the_tasks_of_connections_are_counted_and_end_with_them() {
+    let network = Network::new();
+    let replica = network.start(11, &Spec::new([ALL]).alone());
+    replica.ready();
+    let on_proxies = || {
+        let page = replica.telemetry("/metrics");
+        assert!(page.text().contains("\ntidegate_tasks{thread=\"main\"} "), "{}", page.text());
+        let samples = page.text().lines().filter_map(|line| {
+            line.strip_prefix("tidegate_tasks{thread=\"proxy-")?
+                .split(' ')
+                .nth(1)?
+                .parse::<usize>()
+                .ok()
+        });
+        samples.sum::<usize>()
+    };
+    let before = on_proxies();
+    let mut clients: Vec<_> = (0..20).map(|_| replica.connect()).collect();
+    for client in &mut clients {
+        assert_eq!(client.get("/").status, 200);
+    }
+    assert!(on_proxies() >= before + clients.len());
+    drop(clients);
+    until("all have ended", || on_proxies() <= before);
+}
+
+#[test]
 fn lc_g5_an_upstream_that_starts_late_is_reached_without_a_restart() {
     let network = Network::new();
     let address = {
