@@ -138,9 +138,27 @@ impl RequestBody {
     pub(super) fn upload(&self) -> Option<Arc<Upload>> {
         self.reading.as_ref().map(|reading| Arc::clone(&reading.upload))
     }
+
+    /// Whether anything was taken from it, or went wrong with it.
+    pub(super) fn is_touched(&self) -> bool {
+        let upload = self.reading.as_ref().map(|reading| &reading.upload);
+        upload.is_some_and(|upload| upload.frames() > 0 || upload.fault().is_some())
+    }
+
+    /// Notes that nobody waits for the client to send more of it.
+    pub(super) fn stop_waiting(&self) {
+        if let Some(reading) = &self.reading {
+            reading.stop_waiting();
+        }
+    }
 }
 
 impl Reading {
+    fn stop_waiting(&self) {
+        self.upload.awaited.store(false, Ordering::Relaxed);
+        self.upload.ended.store(true, Ordering::Relaxed);
+    }
+
     fn fail(&mut self, fault: UploadFault) -> Poll<Option<Result<Frame<Bytes>, UploadFault>>> {
         self.upload.fail(fault);
         if self.http1
@@ -225,8 +243,7 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.upload.awaited.store(false, Ordering::Relaxed);
-        self.upload.ended.store(true, Ordering::Relaxed);
+        self.stop_waiting();
         let Some(incoming) = self.incoming.take().filter(|body| !body.is_end_stream()) else {
             return;
         };

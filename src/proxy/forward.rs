@@ -154,7 +154,6 @@ impl Forward {
         }
         if http2 {
             parts.version = Version::HTTP_2;
-            to_absolute_form(&mut parts)?;
         } else {
             parts.version = Version::HTTP_11;
         }
@@ -224,14 +223,15 @@ fn bridge(ours: OnUpgrade, theirs: OnUpgrade, open: Rc<OpenConnection>, drain: D
 
 /// HTTP/2 names scheme and authority in the target, and `Host` no more (RFC 9113 section
 /// 8.3.1): some servers refuse a request that says it twice.
-fn to_absolute_form(parts: &mut http::request::Parts) -> Result<(), Problem> {
+pub(super) fn to_absolute_form<B>(request: &mut Request<B>) -> Result<(), Problem> {
     let mut target = uri::Parts::default();
     target.scheme = Some(Scheme::HTTP);
-    target.authority = parts.headers.get(HOST).and_then(|host| host.to_str().ok()?.parse().ok());
-    target.path_and_query = parts.uri.path_and_query().cloned();
+    target.authority =
+        request.headers().get(HOST).and_then(|host| host.to_str().ok()?.parse().ok());
+    target.path_and_query = request.uri().path_and_query().cloned();
     target.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
-    parts.uri =
+    *request.uri_mut() =
         Uri::from_parts(target).map_err(|_| Problem::BadRequest("the target is not a path"))?;
-    parts.headers.remove(HOST);
+    request.headers_mut().remove(HOST);
     Ok(())
 }

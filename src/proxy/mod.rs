@@ -57,6 +57,7 @@ mod fields;
 mod forward;
 mod headers;
 mod hold;
+mod lent;
 mod limit;
 mod live;
 mod metrics;

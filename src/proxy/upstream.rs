@@ -3,7 +3,8 @@
 //!
 //! A connection that was idle may be dead before this side has noticed. A
 //! request that was not written to it, or that could be sent twice without harm
-//! (an idempotent method without a body), is tried once more on a fresh one.
+//! (an idempotent method without a body), is tried once more on a fresh one. So is,
+//! once, what an upstream of HTTP/2 says that it has not looked at.
 //!
 //! A request counts as delivered from its first byte on that the socket took, so
 //! that one of which nothing left gets its tokens back, whoever was at fault.
@@ -34,6 +35,8 @@ use super::alarm::Alarm;
 use super::body::{RequestBody, Upload, UploadFault};
 use super::config::{self, Timeouts};
 use super::egress::Destination;
+use super::forward::to_absolute_form;
+use super::lent::{Lender, Lent};
 use super::metrics::Metrics;
 use super::response::{GatewayFault, Problem};
 use super::wire::{Lease, SendResult, Wire};
@@ -67,7 +70,8 @@ pub(super) struct Upstream {
     metrics: Metrics,
     /// The one used last is at the end and is used first.
     idle: RefCell<Vec<Idle>>,
-    http2: RefCell<Option<http2::SendRequest<RequestBody>>>,
+    http2: RefCell<Option<http2::SendRequest<Lent>>>,
+    lender: Lender,
     /// Of exchanges that are over.
     alarms: RefCell<Vec<Alarm>>,
     /// Of spare requests that were not needed, empty.
@@ -115,6 +119,7 @@ impl Upstream {
             metrics,
             idle: RefCell::default(),
             http2: RefCell::default(),
+            lender: Lender::default(),
             alarms: RefCell::default(),
             lists: RefCell::default(),
         }
@@ -166,8 +171,8 @@ impl Upstream {
         }
     }
 
-    /// Takes `request`, sends it over the shared HTTP/2 connection and waits for the head
-    /// of the answer.
+    /// Takes `request`, whose target is in origin form, sends it over the shared HTTP/2
+    /// connection and waits for the head of the answer.
     ///
     /// # Errors
     /// The problem to answer the client with.
@@ -176,48 +181,57 @@ impl Upstream {
         request: &mut Option<Request<RequestBody>>,
         admission: Option<&Admission>,
     ) -> Result<Answer, Problem> {
-        let upload = request.as_ref().and_then(|request| request.body().upload());
+        let Some(request) = request.take() else { return Err(LOST) };
+        let upload = request.body().upload();
         // Others write to the same connection, so what was written says nothing.
         let deliver = |delivered| {
             if let Some(admission) = admission {
                 admission.set_delivered(delivered);
             }
         };
-        let open = self.http2.borrow().as_ref().filter(|sender| !sender.is_closed()).cloned();
-        if let Some(mut sender) = open
-            && sender.ready().await.is_ok()
-        {
-            let Some(sent) = request.take() else { return Err(LOST) };
+        let (loan, mut request) = self.lender.lend(request);
+        to_absolute_form(&mut request)?;
+        // Each allows one attempt more.
+        let (mut loan, mut may_share) = (Some(loan), true);
+        loop {
+            let open = if may_share { self.open_http2().await } else { None };
+            let shared = open.is_some();
+            let mut sender = match open {
+                Some(sender) => sender,
+                None => self.connect_http2().await?,
+            };
             deliver(true);
-            let mut sending = pin!(sender.try_send_request(sent));
-            match self.exchange(upload.as_deref(), |cx| sending.as_mut().poll(cx)).await {
+            let result = {
+                let mut sending = pin!(sender.try_send_request(request));
+                self.exchange(upload.as_deref(), |cx| sending.as_mut().poll(cx)).await
+            };
+            let failure = match result {
                 Ok(response) => return Ok((response, None)),
-                Err(Failure::Unsent(unsent)) => {
-                    deliver(false);
-                    *request = Some(*unsent);
+                Err(failure) => failure,
+            };
+            deliver(matches!(failure, Failure::Sent(_)));
+            request = match (failure, loan.take()) {
+                (Failure::Unsent(unsent), unused) if shared => {
+                    (loan, may_share) = (unused, false);
+                    *unsent
                 }
-                Err(failure) => {
-                    deliver(!matches!(failure, Failure::Unprocessed));
+                (Failure::Unprocessed, Some(mut loan)) => {
+                    let Some(mut again) = loan.call_in() else {
+                        return Err(Failure::<Lent>::Unprocessed.into_problem());
+                    };
+                    to_absolute_form(&mut again)?;
+                    again
+                }
+                (failure, _) => {
                     let problem = failure.into_problem();
-                    if problem == Problem::ResponseTimeout {
+                    if problem == Problem::ResponseTimeout && shared {
                         // It may be dead without anybody having noticed. What
                         // still runs on it may go on.
                         self.http2.borrow_mut().take();
                     }
                     return Err(problem);
                 }
-            }
-        }
-        let mut sender = self.connect_http2().await?;
-        let Some(sent) = request.take() else { return Err(LOST) };
-        deliver(true);
-        let mut sending = pin!(sender.try_send_request(sent));
-        match self.exchange(upload.as_deref(), |cx| sending.as_mut().poll(cx)).await {
-            Ok(response) => Ok((response, None)),
-            Err(failure) => {
-                deliver(matches!(failure, Failure::Sent(_)));
-                Err(failure.into_problem())
-            }
+            };
         }
     }
 
@@ -269,11 +283,11 @@ impl Upstream {
     }
 
     /// One attempt on one connection.
-    async fn exchange(
+    async fn exchange<B>(
         &self,
         upload: Option<&Upload>,
-        mut answer: impl FnMut(&mut Context<'_>) -> Poll<SendResult>,
-    ) -> Result<Response<Incoming>, Failure> {
+        mut answer: impl FnMut(&mut Context<'_>) -> Poll<SendResult<B>>,
+    ) -> Result<Response<Incoming>, Failure<B>> {
         let started = self.clock.now();
         let mut alarm = self.alarms.borrow_mut().pop().unwrap_or_default();
         let mut deadline = started.plus(self.timeouts.response);
@@ -310,7 +324,7 @@ impl Upstream {
                 }
                 let error = error.into_error();
                 tracing::debug!(%error, "the upstream did not answer");
-                if is_refused_stream(&error) {
+                if is_unprocessed(&error) {
                     return Err(Failure::Unprocessed);
                 }
                 let fault = if error.is_parse() || error.is_parse_too_large() {
@@ -348,7 +362,14 @@ impl Upstream {
         }
     }
 
-    async fn connect_http2(&self) -> Result<http2::SendRequest<RequestBody>, Problem> {
+    /// The shared connection, if it takes requests.
+    async fn open_http2(&self) -> Option<http2::SendRequest<Lent>> {
+        let open = self.http2.borrow().as_ref().filter(|sender| !sender.is_closed()).cloned();
+        let mut sender = open?;
+        sender.ready().await.is_ok().then_some(sender)
+    }
+
+    async fn connect_http2(&self) -> Result<http2::SendRequest<Lent>, Problem> {
         let sender = match self.connect(tls::Upstream::http2).await? {
             Stream::Tls(io) => handshake_http2(io).await?,
             Stream::Tcp(io) => handshake_http2(io).await?,
@@ -408,17 +429,17 @@ impl Stream {
 }
 
 /// Why an attempt failed.
-enum Failure {
+enum Failure<B> {
     /// Nothing was written; the request is still here.
-    Unsent(Box<Request<RequestBody>>),
+    Unsent(Box<Request<B>>),
     /// Something may have reached the upstream, or it is no use to try again.
     Sent(Problem),
-    /// The upstream says that it did nothing about it; what of it was read from
+    /// The upstream says that it did nothing about it; what of its body was read from
     /// the client is gone.
     Unprocessed,
 }
 
-impl Failure {
+impl<B> Failure<B> {
     fn into_problem(self) -> Problem {
         match self {
             Self::Unsent(_) | Self::Unprocessed => Problem::BadGateway(GatewayFault::Closed),
@@ -441,12 +462,14 @@ fn is_young(idle: &Idle, now: Timestamp) -> bool {
     now.since(idle.since) < KEEP_IDLE
 }
 
-/// Whether the upstream refused a stream without having looked at it (RFC 9113
-/// section 8.7).
-fn is_refused_stream(error: &hyper::Error) -> bool {
+/// Whether the upstream did not look at a stream, by its own word (RFC 9113 section
+/// 8.7): it refused the stream, or said farewell and named an earlier one as the last.
+/// The streams that it did look at do not learn of the farewell.
+fn is_unprocessed(error: &hyper::Error) -> bool {
     let cause = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
     cause.is_some_and(|error| {
-        error.is_remote() && error.reason() == Some(h2::Reason::REFUSED_STREAM)
+        let refused = error.reason() == Some(h2::Reason::REFUSED_STREAM);
+        error.is_remote() && (refused || error.is_go_away())
     })
 }
 
@@ -491,7 +514,7 @@ impl Spare {
     }
 }
 
-async fn handshake_http2<T>(io: T) -> Result<http2::SendRequest<RequestBody>, Problem>
+async fn handshake_http2<T>(io: T) -> Result<http2::SendRequest<Lent>, Problem>
 where
     T: AsyncRead + AsyncWrite + Unpin + 'static,
 {

@@ -32,7 +32,7 @@ use super::response::{GatewayFault, Problem};
 use super::upstream::Upstream;
 use crate::runtime::spawn_local;
 
-pub(super) type SendResult = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>;
+pub(super) type SendResult<B> = Result<Response<Incoming>, TrySendError<Request<B>>>;
 
 /// A connection, with the number of bytes that were written to it.
 pub(super) struct Wire {
@@ -152,7 +152,7 @@ impl Wire {
     pub(super) fn send(
         &mut self,
         request: Request<RequestBody>,
-    ) -> impl Future<Output = SendResult> + use<> {
+    ) -> impl Future<Output = SendResult<RequestBody>> + use<> {
         self.asked = false;
         self.sender.try_send_request(request)
     }
@@ -160,9 +160,9 @@ impl Wire {
     /// Drives the connection until `sending` is ready.
     pub(super) fn poll_answer(
         &mut self,
-        mut sending: Pin<&mut impl Future<Output = SendResult>>,
+        mut sending: Pin<&mut impl Future<Output = SendResult<RequestBody>>>,
         cx: &mut Context<'_>,
-    ) -> Poll<SendResult> {
+    ) -> Poll<SendResult<RequestBody>> {
         if self.asked {
             let mut sent = |cx: &mut Context<'_>| sending.as_mut().poll(cx);
             return self.driver.poll_for(cx, &mut sent);

@@ -23,6 +23,7 @@ mod app_pacing;
 mod config_reload;
 mod discovery;
 mod peer;
+mod proxy_again;
 mod proxy_clients;
 mod proxy_corpus;
 mod proxy_edges;

@@ -1,7 +1,7 @@
-//! A client of HTTP/2 that speaks frames, so that it can break every rule.
+//! Either side of HTTP/2 in frames, so that it can break every rule.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use super::PATIENCE;
 
@@ -94,7 +94,21 @@ pub fn get(stream: u32) -> Vec<u8> {
 impl FrameClient {
     /// Connects, and sends nothing.
     pub fn silent(to: SocketAddr) -> Self {
-        let io = TcpStream::connect(to).unwrap();
+        Self::on(TcpStream::connect(to).unwrap())
+    }
+
+    /// The server's side of the next connection, behind the prefaces.
+    pub fn serve(listener: &TcpListener) -> Self {
+        let mut server = Self::on(listener.accept().unwrap().0);
+        while server.buffer.len() < PREFACE.len() {
+            server.fill().unwrap();
+        }
+        assert_eq!(server.buffer.drain(..PREFACE.len()).collect::<Vec<_>>(), PREFACE);
+        assert!(server.send(&[frame(SETTINGS, 0, 0, &[]), frame(SETTINGS, ACK, 0, &[])].concat()));
+        server
+    }
+
+    fn on(io: TcpStream) -> Self {
         io.set_nodelay(true).unwrap();
         io.set_read_timeout(Some(PATIENCE)).unwrap();
         io.set_write_timeout(Some(PATIENCE)).unwrap();
