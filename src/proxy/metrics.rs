@@ -41,6 +41,8 @@ pub enum Outcome {
     Limited,
     /// It was the client's fault.
     Rejected,
+    /// It was meant for the proxy itself.
+    Answered,
     /// The upstream could not be reached, failed or took too long.
     UpstreamFailed,
     /// There were too many connections, or too many requests that wait.
@@ -156,10 +158,11 @@ impl ReadLabels {
 }
 
 impl Outcome {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Forwarded,
         Self::Limited,
         Self::Rejected,
+        Self::Answered,
         Self::UpstreamFailed,
         Self::Overloaded,
         Self::Cancelled,
@@ -171,6 +174,7 @@ impl Outcome {
             Self::Forwarded => "forwarded",
             Self::Limited => "limited",
             Self::Rejected => "rejected",
+            Self::Answered => "answered",
             Self::UpstreamFailed => "upstream_failed",
             Self::Overloaded => "overloaded",
             Self::Cancelled => "cancelled",

@@ -166,7 +166,11 @@ impl<C: Companion> Preview<C> {
             fields: HeaderMap::new(),
         };
         if let Err(problem) = admitted {
-            foreseen.note = "the request is refused before any limit is asked";
+            foreseen.note = if problem == Problem::LastHop {
+                "the request asks the proxy itself, which no limit counts"
+            } else {
+                "the request is refused before any limit is asked"
+            };
             foreseen.answer = Some(problem.answer(&Asker::new(&parts.method, &parts.headers)));
             return foreseen;
         }

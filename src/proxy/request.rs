@@ -7,7 +7,8 @@ use std::cell::OnceCell;
 use std::time::Duration;
 
 use http::header::{
-    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, COOKIE, EXPECT, HOST, ORIGIN, TRANSFER_ENCODING,
+    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, COOKIE, EXPECT, HOST, MAX_FORWARDS, ORIGIN,
+    TRANSFER_ENCODING,
 };
 use http::request::Parts;
 use http::uri::{self, PathAndQuery, Uri};
@@ -170,7 +171,8 @@ pub(super) fn admit(parts: &mut Parts, max: &Maxima) -> Result<(), Problem> {
     {
         return Err(Problem::ExpectationFailed);
     }
-    to_origin_form(parts)
+    to_origin_form(parts)?;
+    if parts.method == Method::OPTIONS { count_hop(&mut parts.headers) } else { Ok(()) }
 }
 
 /// HTTP/2 bounds the bytes of a head, not its fields. It may divide a cookie into
@@ -293,6 +295,24 @@ fn to_origin_form(parts: &mut Parts) -> Result<(), Problem> {
     Ok(())
 }
 
+/// Counts this proxy among those that `Max-Forwards` allows. What may go no further is
+/// answered here (RFC 9110 section 7.6.2, which knows the field for OPTIONS and TRACE).
+fn count_hop(headers: &mut HeaderMap) -> Result<(), Problem> {
+    let mut lines = headers.get_all(MAX_FORWARDS).iter();
+    let Some(left) = lines.next() else { return Ok(()) };
+    let digits = left.to_str().ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
+    let digits = digits.filter(|text| !text.is_empty() && lines.next().is_none());
+    let digits = digits.ok_or(Problem::BadRequest("Max-Forwards is not one number"))?;
+    // More digits than fit are more hops than there are; a smaller number may be passed on.
+    match digits.parse().unwrap_or(u32::MAX).checked_sub(1) {
+        Some(left) => {
+            headers.insert(MAX_FORWARDS, HeaderValue::from(left));
+            Ok(())
+        }
+        None => Err(Problem::LastHop),
+    }
+}
+
 /// Whether any limit looks at the field `name`.
 pub(super) fn is_keyed(limits: &limiter::LimitSet, name: &HeaderName) -> bool {
     limits.iter().any(|(_, limit)| {
@@ -402,6 +422,36 @@ mod tests {
         assert!(matches!(check("POST", "/", &[host, large]), Err(Problem::ContentTooLarge)));
         let expect = ("expect", "200-maybe");
         assert!(matches!(check("POST", "/", &[host, expect]), Err(Problem::ExpectationFailed)));
+    }
+
+    #[test]
+    fn every_hop_of_options_counts_and_the_last_one_answers() {
+        let after = |method, lines: &[&str]| {
+            let mut fields = vec![("host", "a")];
+            fields.extend(lines.iter().map(|line| ("max-forwards", *line)));
+            let mut parts = parts(Version::HTTP_11, method, "/", &fields);
+            admit(&mut parts, &Maxima::default())?;
+            let left = parts.headers.get_all(MAX_FORWARDS).iter();
+            Ok(left.map(|value| value.to_str().unwrap().to_owned()).collect::<Vec<_>>())
+        };
+        for (lines, left) in [
+            (&[][..], &[][..]),
+            (&["1"], &["0"]),
+            (&["010"], &["9"]),
+            (&["4294967295"], &["4294967294"]),
+            (&["99999999999999999999"], &["4294967294"]),
+        ] {
+            assert_eq!(after("OPTIONS", lines).unwrap(), left, "{lines:?}");
+        }
+        for lines in [&["0"][..], &["00"]] {
+            assert_eq!(after("OPTIONS", lines), Err(Problem::LastHop), "{lines:?}");
+        }
+        for lines in [&[""][..], &["-1"], &["+1"], &["1.5"], &["1, 2"], &["x"], &["1", "1"]] {
+            let refused = after("OPTIONS", lines);
+            assert!(matches!(refused, Err(Problem::BadRequest(_))), "{lines:?}: {refused:?}");
+        }
+        // For other methods the field means nothing.
+        assert_eq!(after("GET", &["0"]).unwrap(), ["0"]);
     }
 
     #[test]

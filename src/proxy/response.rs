@@ -42,6 +42,8 @@ pub enum Problem {
     NoRoute,
     /// 405.
     MethodNotAllowed,
+    /// 200: an OPTIONS that may go no further (`Max-Forwards: 0`).
+    LastHop,
     /// 408: the request's body stopped coming.
     RequestTimeout,
     /// 408: the request's head stopped coming.
@@ -105,7 +107,7 @@ pub(super) struct Synthetic(pub(super) Outcome);
 struct Wording {
     status: StatusCode,
     title: &'static str,
-    /// The error type of `Proxy-Status`.
+    /// The error type of `Proxy-Status`; empty if nothing failed.
     error: &'static str,
     /// The gRPC status code.
     grpc: u8,
@@ -130,6 +132,7 @@ impl Problem {
         let detail = self.detail();
         let mut response = match &asker.grpc {
             Some(content_type) => grpc(content_type.clone(), wording.grpc, &detail),
+            None if *self == Self::LastHop => Response::new(B::from(Bytes::new())),
             None => {
                 let document = serde_json::json!({
                     "type": "about:blank",
@@ -141,12 +144,15 @@ impl Problem {
             }
         };
         let headers = response.headers_mut();
-        if let Ok(value) =
+        let status = if wording.error.is_empty() {
+            Ok(HeaderValue::from_static("tidegate"))
+        } else {
             HeaderValue::from_maybe_shared(format!("tidegate; error={}", wording.error))
-        {
+        };
+        if let Ok(value) = status {
             headers.insert(&PROXY_STATUS, value);
         }
-        if *self == Self::MethodNotAllowed {
+        if matches!(self, Self::MethodNotAllowed | Self::LastHop) {
             let allowed = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
             headers.insert(ALLOW, HeaderValue::from_static(allowed));
         }
@@ -168,6 +174,7 @@ impl Problem {
             Self::MissingKeyPart(part) => format!("the request lacks {part}"),
             Self::NoRoute => "no upstream is configured for this request".to_owned(),
             Self::MethodNotAllowed => "the method may not pass a proxy".to_owned(),
+            Self::LastHop => "the request may go no further".to_owned(),
             Self::RequestTimeout => "the request's content stopped coming".to_owned(),
             Self::HeadTimeout => "the request's head stopped coming".to_owned(),
             Self::ContentTooLarge => "the request's content is too large".to_owned(),
@@ -225,6 +232,7 @@ impl Problem {
                 UNIMPLEMENTED,
                 Outcome::Rejected,
             ),
+            Self::LastHop => (StatusCode::OK, "OK", "", UNIMPLEMENTED, Outcome::Answered),
             Self::RequestTimeout | Self::HeadTimeout => (
                 StatusCode::REQUEST_TIMEOUT,
                 "Request Timeout",

@@ -230,6 +230,15 @@ async fn what_no_limit_is_asked_about_is_explained_too() {
     assert_eq!(answer.answer.unwrap().status, 405);
     assert_eq!(answer.note, "the request is refused before any limit is asked");
     assert!(answer.limits.is_empty());
+    let last = pb::ExplainRequest {
+        method: "OPTIONS".into(),
+        headers: vec![pb::Header { name: "max-forwards".into(), value: "0".into() }],
+        ..question("/")
+    };
+    let answer = replica.explain(last).await;
+    assert_eq!(answer.answer.unwrap().status, 200);
+    assert_eq!(answer.note, "the request asks the proxy itself, which no limit counts");
+    assert!(answer.limits.is_empty());
     let header = |name: &str| pb::Header { name: name.into(), value: "https://a.example".into() };
     let preflight = pb::ExplainRequest {
         method: "OPTIONS".into(),

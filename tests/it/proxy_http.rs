@@ -337,6 +337,33 @@ fn what_must_not_be_forwarded_is_refused() {
 }
 
 #[test]
+fn options_go_as_far_as_they_may_and_no_further() {
+    let upstream = Upstream::start();
+    let proxy = Setup::before(&upstream).limit(limit("r", "9/h")).frozen().start();
+    let mut connection = proxy.connect();
+    for target in ["/", "*"] {
+        connection.send(request("OPTIONS", target, &[("Max-Forwards", "0")], ""));
+        let answer = connection.answer();
+        assert_eq!((answer.status, answer.field("content-length")), (200, Some("0")));
+        assert!(answer.field("allow").unwrap().contains("OPTIONS"));
+        assert_eq!(answer.field("proxy-status"), Some("tidegate"));
+    }
+    assert_eq!((upstream.connections(), proxy.spent()), (0, 0));
+    assert_eq!(proxy.metric("tidegate_http_requests_total{outcome=\"answered\"}"), 2.0);
+
+    for (method, left) in [("OPTIONS", "6"), ("GET", "7")] {
+        connection.send(request(method, "/", &[("Max-Forwards", "7")], ""));
+        assert_eq!(connection.answer().status, 200);
+        assert_eq!(upstream.requests().last().unwrap().field("max-forwards"), Some(left));
+    }
+    connection.send(request("OPTIONS", "/", &[("Max-Forwards", "many")], ""));
+    let answer = connection.answer();
+    assert_eq!(answer.status, 400);
+    assert!(answer.text().contains("Max-Forwards is not one number"), "{}", answer.text());
+    assert_eq!((upstream.count(), proxy.spent()), (2, 2));
+}
+
+#[test]
 fn an_upload_that_goes_wrong_is_the_clients_fault() {
     let upstream = Upstream::start();
     let proxy = Setup::before(&upstream)
