@@ -34,6 +34,7 @@ mod proxy_http2;
 mod proxy_life;
 mod proxy_limits;
 mod proxy_pacing;
+mod proxy_pressure;
 mod proxy_routes;
 mod proxy_security;
 mod proxy_tls;
