@@ -531,3 +531,48 @@ where
     });
     Ok(sender)
 }
+
+#[cfg(test)]
+mod tests {
+    use http::Uri;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// The kinds of the frames in `bytes`, which begin with the preface.
+    fn kinds(bytes: &[u8]) -> Vec<u8> {
+        let (mut kinds, mut rest) = (Vec::new(), &bytes[24..]);
+        while let [a, b, c, kind, ..] = *rest {
+            kinds.push(kind);
+            rest = &rest[9 + u32::from_be_bytes([0, a, b, c]) as usize..];
+        }
+        kinds
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn gr_g5_an_upstream_is_not_pinged_however_long_a_call_is_silent() {
+        const PING: u8 = 6;
+        let (ours, mut theirs) = tokio::io::duplex(64 * 1024);
+        let work = async {
+            let mut sender = handshake_http2(ours).await.unwrap();
+            let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+            let acknowledged = [0, 0, 0, 4, 1, 0, 0, 0, 0];
+            theirs.write_all(&[settings, acknowledged].concat()).await.unwrap();
+            let lender = Lender::default();
+            let (_loan, mut request) = lender.lend(Request::new(RequestBody::empty()));
+            *request.uri_mut() = Uri::from_static("http://app.example/");
+            let mut said = Vec::new();
+            let an_hour = tokio::time::sleep(Duration::from_secs(3600));
+            tokio::select! {
+                answer = sender.try_send_request(request) => panic!("{:?}", answer.is_ok()),
+                ended = theirs.read_to_end(&mut said) => panic!("{ended:?}"),
+                () = an_hour => {}
+            }
+            assert!(!sender.is_closed());
+            // Preface, settings, a window, the request, and what answers our settings.
+            let kinds = kinds(&said);
+            assert!(kinds.contains(&1) && !kinds.contains(&PING), "{kinds:?}");
+        };
+        tokio::task::LocalSet::new().run_until(work).await;
+    }
+}
