@@ -15,6 +15,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 use super::fields::{Fields, LimitView, push_number};
 use super::metrics::Outcome;
 use super::request::is_grpc;
+use crate::time::wall_clock;
 
 static PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -312,7 +313,8 @@ impl Problem {
 }
 
 /// The answer to what never became a request, as it goes out before the
-/// connection is closed.
+/// connection is closed. It has a `Date`, which RFC 9110 section 6.6.1 demands of
+/// answers below 500.
 pub(super) fn unreadable(problem: &Problem) -> Vec<u8> {
     let response: Response<Bytes> = problem.answer(&Asker { head: false, grpc: None });
     let mut bytes = format!("HTTP/1.1 {}\r\n", response.status()).into_bytes();
@@ -321,9 +323,9 @@ pub(super) fn unreadable(problem: &Problem) -> Vec<u8> {
             bytes.extend_from_slice(piece);
         }
     }
-    let length = response.body().len();
+    let (length, date) = (response.body().len(), httpdate::fmt_http_date(wall_clock()));
     bytes.extend_from_slice(
-        format!("connection: close\r\ncontent-length: {length}\r\n\r\n").as_bytes(),
+        format!("date: {date}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n").as_bytes(),
     );
     bytes.extend_from_slice(response.body());
     bytes

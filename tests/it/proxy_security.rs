@@ -116,6 +116,7 @@ fn se_g8_slow_clients_are_let_go_in_time() {
         let got = connection.answer();
         assert_eq!((got.status, got.field("connection")), (408, Some("close")));
         assert_eq!(got.field("proxy-status"), Some("tidegate; error=http_request_error"));
+        assert!(got.field("date").is_some());
         assert!(connection.is_ended());
     }
     let rejected = "tidegate_http_requests_total{outcome=\"rejected\"}";
@@ -275,6 +276,9 @@ fn what_is_no_request_is_answered_and_reaches_nobody() {
         assert!(statuses.contains(&got.status), "{got:?} to {:.80}", bytes.escape_debug());
         assert_eq!(got.field("proxy-status"), Some("tidegate; error=http_request_error"));
         assert_eq!(got.field("content-type"), Some("application/problem+json"));
+        // As 29 characters (RFC 9110 section 5.6.7).
+        let date = got.field("date").unwrap();
+        assert!(date.len() == 29 && date.ends_with(" GMT"), "{date}");
         assert_eq!(got.json()["status"], got.status);
         assert!(connection.is_ended());
     }
