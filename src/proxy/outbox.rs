@@ -58,6 +58,9 @@ struct Inner<T> {
     /// It is in the outbox.
     listed: bool,
     error: Option<io::Error>,
+    /// Who waits until it can be written to. A socket wakes only who looked last, and that
+    /// may have been the outbox.
+    waiting: Option<Waker>,
 }
 
 /// Sends what the sockets of this thread collect, for as long as it is polled. Without it
@@ -146,6 +149,13 @@ impl<T: AsyncWrite + Unpin> Inner<T> {
         }
     }
 
+    /// The same for the socket's user, who is woken also if the outbox sends the rest.
+    fn poll_drain_for(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = self.poll_drain(cx);
+        self.waiting = (polled.is_pending() && self.listed).then(|| cx.waker().clone());
+        polled
+    }
+
     /// Lets go of what was collected.
     fn empty(&mut self) {
         self.sent = 0;
@@ -163,6 +173,9 @@ impl<T: AsyncWrite + Unpin + Send> Flush for Mutex<Inner<T>> {
         let mut inner = self.lock().unwrap_or_else(PoisonError::into_inner);
         let result = ready!(inner.poll_drain(cx));
         inner.listed = false;
+        if let Some(waiting) = inner.waiting.take() {
+            waiting.wake();
+        }
         if let Err(error) = result {
             inner.empty();
             inner.error = Some(error);
@@ -173,8 +186,14 @@ impl<T: AsyncWrite + Unpin + Send> Flush for Mutex<Inner<T>> {
 
 impl<T: AsyncWrite + Unpin + Send + 'static> Collecting<T> {
     pub(super) fn new(io: T) -> Self {
-        let inner =
-            Inner { io: Some(io), collected: Vec::new(), sent: 0, listed: false, error: None };
+        let inner = Inner {
+            io: Some(io),
+            collected: Vec::new(),
+            sent: 0,
+            listed: false,
+            error: None,
+            waiting: None,
+        };
         Self(Arc::new(Mutex::new(inner)))
     }
 
@@ -240,7 +259,7 @@ impl<T: AsyncWrite + Unpin + Send + 'static> AsyncWrite for Collecting<T> {
         let length = bufs.iter().map(|buf| buf.len()).sum();
         let collects = length <= MAX_WRITE && OUTBOX.try_with(Outbox::is_open).unwrap_or_default();
         if !collects || inner.collected.len() + length > MAX_COLLECTED {
-            ready!(inner.poll_drain(cx))?;
+            ready!(inner.poll_drain_for(cx))?;
         }
         if !collects {
             return match bufs {
@@ -268,12 +287,12 @@ impl<T: AsyncWrite + Unpin + Send + 'static> AsyncWrite for Collecting<T> {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.inner();
-        if inner.listed { Poll::Ready(Ok(())) } else { inner.poll_drain(cx) }
+        if inner.listed { Poll::Ready(Ok(())) } else { inner.poll_drain_for(cx) }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.inner();
-        ready!(inner.poll_drain(cx))?;
+        ready!(inner.poll_drain_for(cx))?;
         inner.io()?.poll_shutdown(cx)
     }
 }
