@@ -16,30 +16,23 @@ pub(super) fn register(registry: &mut Registry, limiter: &Arc<ReplicatedLimiter>
     registry.register_collector(Box::new(Buckets(Arc::clone(limiter))));
 }
 
-/// Registers `tasks{thread}`: those of the present runtime as `main`, and those of
-/// the threads that `census` counts under their names.
+/// Registers `tasks{thread}`: those of the threads that `census` counts.
 pub(super) fn register_tasks(registry: &mut Registry, census: Census) {
-    let main = tokio::runtime::Handle::try_current().ok();
-    registry.register_collector(Box::new(Tasks { main, census }));
+    registry.register_collector(Box::new(Tasks(census)));
 }
 
 #[derive(Debug)]
-struct Tasks {
-    main: Option<tokio::runtime::Handle>,
-    census: Census,
-}
+struct Tasks(Census);
 
 impl Collector for Tasks {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let main = self.main.as_ref().map(|main| main.metrics().num_alive_tasks());
-        let threads = main.map(|tasks| ("main".to_owned(), tasks)).into_iter();
         let mut metric = encoder.encode_descriptor(
             "tasks",
             "Tasks that are alive, by the thread that runs them",
             None,
             ConstGauge::new(0_i64).metric_type(),
         )?;
-        for (thread, tasks) in threads.chain(self.census.tasks()) {
+        for (thread, tasks) in self.0.tasks() {
             let gauge = ConstGauge::new(i64::try_from(tasks).unwrap_or(i64::MAX));
             gauge.encode(metric.encode_family(&[("thread", thread.as_str())])?)?;
         }

@@ -14,7 +14,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use tokio::runtime::{Builder, LocalOptions, RuntimeMetrics};
+use tokio::runtime::{Builder, Handle, LocalOptions, RuntimeMetrics};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
@@ -65,8 +65,12 @@ impl Supervisor {
         (Self { failures, tracker: TaskTracker::new(), census: Census::default() }, receiver)
     }
 
-    /// Counts the tasks of its threads.
+    /// Counts the tasks of its threads, and as `main` those of the runtime in which it is
+    /// asked, if it is in one.
     pub fn census(&self) -> Census {
+        if let Ok(main) = Handle::try_current() {
+            self.census.add("main".to_owned(), main.metrics());
+        }
         self.census.clone()
     }
 
@@ -224,9 +228,10 @@ mod tests {
         assert!(failures.try_recv().is_err());
     }
 
-    #[tokio::test]
-    async fn the_tasks_of_a_thread_are_counted_until_they_end() {
+    #[test]
+    fn the_tasks_of_a_thread_are_counted_until_they_end() {
         let (supervisor, _failures) = Supervisor::new();
+        // Outside of any runtime there is no main one.
         let census = supervisor.census();
         let seen = census.clone();
         let thread = supervisor
