@@ -177,8 +177,8 @@ impl Clock {
     }
 }
 
-/// The wall clock, for `Date` fields and logs. What is decided by it is only what
-/// outlives a process, through [`Clock::wall`].
+/// The wall clock, for `Date` fields, logs, and dates that others name. What else is
+/// decided by it is only what outlives a process, through [`Clock::wall`].
 #[allow(clippy::disallowed_methods, reason = "this is the one place that reads a clock")]
 pub fn wall_clock() -> SystemTime {
     SystemTime::now()

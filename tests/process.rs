@@ -637,6 +637,15 @@ fn lc_g6_too_many_connections_for_the_open_files_are_survived() {
 }
 
 #[test]
+fn the_demo_of_egress_ends_when_every_caller_has_its_answer() {
+    let output = tidegate(&["demo", "--egress", "--replicas", "2"]);
+    let text = stdout(&output);
+    assert_eq!(code(&output), 0, "{}\n{text}", stderr(&output));
+    assert!(text.contains("200 of 200 callers got their answer"), "{text}");
+    assert_eq!(code(&tidegate(&["demo", "--egress", "--load"])), 2);
+}
+
+#[test]
 fn the_demo_shows_three_replicas_and_ends_with_0() {
     let output = tidegate(&["demo", "--seconds", "2", "--load"]);
     let text = stdout(&output);

@@ -61,6 +61,9 @@ upstreams:
     ca: none
     host: upstream
     limit: { requests: 100, per: 10s, burst: 5 }
+    max_in_flight: none
+    feedback: { retry_after_max: 15m, x_ratelimit: off }
+    pause_on: [429, 503]
     inject: { authorization: { file: /etc/tidegate/acme-token, prefix: "Bearer " } }
 egress:
   routes:

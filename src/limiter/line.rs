@@ -16,7 +16,7 @@ use crate::time::Timestamp;
 
 /// When a request came, compared with all others of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Ticket(pub(super) u64);
+pub struct Ticket(pub(super) u64);
 
 impl Ticket {
     /// Of a request that has just come: whoever waits is older.

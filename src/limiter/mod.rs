@@ -54,7 +54,7 @@ pub use decision::{Check, Decision, Outcome, Verdict};
 pub use explain::{Applicability, Explanation};
 pub use key::{BucketId, KeyBuf, KeyValue};
 pub use limit::{Limit, LimitIndex, LimitSet, LimitSpec, Mode, Partition, TooManyLimits, Window};
-pub use line::Calls;
+pub use line::{Calls, Ticket};
 pub use path::{PathError, PathPattern, normalise};
 pub use pause::PauseOrder;
 pub use quota::{Quota, Rate, RateError};
@@ -645,6 +645,20 @@ impl<C: Companion> Limiter<C> {
             });
             calls.unwrap_or_default().call();
         }
+    }
+
+    /// Spends from a bucket so much that no more than `left` is in it, because its
+    /// upstream says that it will not bear more. Peers are told as of any spending. A
+    /// bucket that holds less, or does not exist, stays as it is.
+    pub fn debit(&self, bucket: BucketId, left: Tokens, now: Timestamp) {
+        self.with_existing(bucket, |slot, quota| {
+            self.companion.advance(slot, quota, now);
+            let excess = slot.bucket.level().minus(left);
+            if excess > Tokens::ZERO && slot.bucket.try_take(excess) {
+                slot.spent = slot.spent.saturating_add(micros(excess));
+                self.companion.happened(Event::Spent(excess), bucket, slot, quota, now);
+            }
+        });
     }
 
     /// Drops the buckets that are full and were not used for `idle`, and those

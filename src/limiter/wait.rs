@@ -136,6 +136,11 @@ pub enum Turn {
 }
 
 impl Waiter {
+    /// How old it is, compared with others.
+    pub const fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
     /// Since when it waits.
     pub const fn begun(&self) -> Timestamp {
         self.begun
@@ -223,7 +228,7 @@ impl<C: Companion> Limiter<C> {
         let more = |waiting: usize| (waiting < in_all).then_some(waiting + 1);
         self.hall.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         let mut waiter = Waiter {
-            ticket: Ticket(self.hall.tickets.fetch_add(1, Ordering::Relaxed)),
+            ticket: self.ticket(),
             begun: now,
             deadline: now.plus(patience),
             lines: SmallVec::new(),
@@ -243,6 +248,34 @@ impl<C: Companion> Limiter<C> {
             });
         }
         Some(waiter)
+    }
+
+    /// How old a request is that comes now, compared with those that wait.
+    pub fn ticket(&self) -> Ticket {
+        Ticket(self.hall.tickets.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Lets a request wait that was admitted and is to be admitted once more, with the
+    /// age that it had. It stands in no line yet and is to [try
+    /// again](Self::try_again) at once. `None` if too many wait.
+    pub fn hold_again(
+        &self,
+        ticket: Ticket,
+        deadline: Timestamp,
+        now: Timestamp,
+    ) -> Option<Waiter> {
+        let in_all = self.hall.bounds.in_all;
+        let more = |waiting: usize| (waiting < in_all).then_some(waiting + 1);
+        self.hall.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Waiter {
+            ticket,
+            begun: now,
+            deadline,
+            lines: SmallVec::new(),
+            held_by: SmallVec::new(),
+            turned: false,
+            over: false,
+        })
     }
 
     /// Tries again to let a request pass that waits. It is charged if it may, and
@@ -288,6 +321,30 @@ impl<C: Companion> Limiter<C> {
             (Some(alarm), Some(due)) => Some(alarm.min(due)),
             (alarm, due) => alarm.or(due),
         })
+    }
+
+    /// Whether it is a request's turn to [try again](Self::try_again), or its time is
+    /// up. Otherwise `waker` is woken at its turn, and the caller sees to the moment
+    /// that is returned.
+    ///
+    /// # Errors
+    /// That moment, if it is not.
+    pub fn is_turn(
+        &self,
+        waiter: &mut Waiter,
+        waker: &Waker,
+        now: Timestamp,
+    ) -> Result<(), Option<Timestamp>> {
+        let standing = self.stand(waiter, waker, now);
+        if standing.first || now >= waiter.deadline { Ok(()) } else { Err(standing.alarm) }
+    }
+
+    /// Takes a request out of its lines, because it waits for something else first. It
+    /// comes back to them, at the place of its age, by trying again.
+    pub fn step_aside(&self, waiter: &mut Waiter, now: Timestamp) {
+        for bucket in std::mem::take(&mut waiter.lines) {
+            self.quit(waiter.ticket, bucket, now);
+        }
     }
 
     /// Ends the wait of a request, which costs it nothing. It may have ended before.
@@ -343,6 +400,7 @@ impl<C: Companion> Limiter<C> {
     fn turn_to(&self, waiter: &mut Waiter, decision: &Decision, check: &Check, now: Timestamp) {
         let ticket = waiter.ticket;
         let stays = waiter.turned || waiter.lines.contains(&check.bucket);
+        let came_aside = waiter.lines.is_empty();
         waiter.lines.retain(|bucket| {
             // After a reload it may be none of its buckets any more.
             let applies = decision.checks.iter().any(|check| check.bucket == *bucket);
@@ -352,7 +410,7 @@ impl<C: Companion> Limiter<C> {
             applies && stays
         });
         if !waiter.lines.contains(&check.bucket) {
-            waiter.turned = true;
+            waiter.turned |= !came_aside;
             // It was let in already; bounds are for those who come.
             self.join(waiter, check, usize::MAX, now);
         }

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use http::Request;
+use http::{Extensions, Request};
+
+use super::again::Told;
 
 /// Comes with a request that was charged, if refunds are on: where the inner
 /// service says whether it delivered the request.
@@ -18,6 +20,12 @@ pub trait HandOver<B> {
 
     /// Puts `admission` where the inner service looks for it.
     fn hand_over(&self, request: &mut Request<B>, admission: Admission);
+
+    /// What the inner service says of the upstream's answer, taken from the answer's
+    /// extensions.
+    fn told(&self, _: &mut Extensions) -> Option<Told<B>> {
+        None
+    }
 }
 
 /// Tokens are never given back.

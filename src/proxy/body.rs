@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::EXPECT;
-use http::{HeaderMap, Request, Version};
+use http::{Extensions, HeaderMap, Request, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -19,7 +19,10 @@ use tokio::time::Sleep;
 
 use super::access::Line;
 use super::admission::{Admission, HandOver};
+use super::again::Told;
 use super::connection::Exchange;
+use super::egress::InFlight;
+use super::kept::{KEPT_BYTES, Kept, Replay};
 use super::wire::Lease;
 use crate::runtime::spawn_local;
 
@@ -35,6 +38,8 @@ const DRAIN_TIME: Duration = Duration::from_secs(5);
 pub(super) struct RequestBody {
     /// `None` if it is empty.
     reading: Option<Box<Reading>>,
+    /// What was kept of a body that is sent once more.
+    replay: Option<Box<Replay>>,
     /// Not of the body, but the only thing of ours that comes with every request.
     admission: Option<Admission>,
 }
@@ -53,6 +58,8 @@ struct Reading {
     /// `None`: the client may be silent for as long as it likes.
     patience: Option<Duration>,
     stall: Option<Pin<Box<Sleep>>>,
+    /// Where what is read is kept, to be sent once more.
+    kept: Option<Arc<Kept>>,
 }
 
 /// The [`Admission`] of a request comes with its body: extensions would cost an
@@ -85,6 +92,8 @@ pub(super) enum UploadFault {
 pub(super) struct Body {
     content: Content,
     exchange: Option<Exchange>,
+    /// Its request is on its way to the upstream until it is gone.
+    in_flight: Option<InFlight>,
     line: Option<Box<Line>>,
 }
 
@@ -119,14 +128,37 @@ impl RequestBody {
                 left: max.unwrap_or(u64::MAX),
                 patience,
                 stall: None,
+                kept: None,
             })
         });
-        Self { reading, admission: None }
+        Self { reading, replay: None, admission: None }
     }
 
     /// The body of a request that has none.
     pub(super) const fn empty() -> Self {
-        Self { reading: None, admission: None }
+        Self { reading: None, replay: None, admission: None }
+    }
+
+    /// A body that was sent before.
+    pub(super) fn replaying(replay: Replay) -> Self {
+        Self { replay: Some(Box::new(replay)), ..Self::empty() }
+    }
+
+    /// Keeps what is read from now on, so that the body can be sent once more. `None`
+    /// if it is known to be too large for that.
+    pub(super) fn keep(&mut self) -> Option<Arc<Kept>> {
+        if let Some(replay) = &self.replay {
+            return Some(Arc::clone(&replay.kept));
+        }
+        if self.size_hint().lower() > KEPT_BYTES as u64 {
+            return None;
+        }
+        let kept = Arc::<Kept>::default();
+        match &mut self.reading {
+            Some(reading) => reading.kept = Some(Arc::clone(&kept)),
+            None => kept.ended(),
+        }
+        Some(kept)
     }
 
     /// What came with the request, once.
@@ -181,18 +213,26 @@ impl HttpBody for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, UploadFault>>> {
         match &mut self.reading {
             Some(reading) => reading.poll_frame(cx),
-            None => Poll::Ready(None),
+            None => {
+                let piece = self.replay.as_mut().and_then(|replay| replay.pieces.next());
+                Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         let incoming = self.reading.as_ref().and_then(|reading| reading.incoming.as_ref());
         incoming.is_none_or(HttpBody::is_end_stream)
+            && self.replay.as_ref().is_none_or(|replay| replay.pieces.len() == 0)
     }
 
     fn size_hint(&self) -> SizeHint {
         let incoming = self.reading.as_ref().and_then(|reading| reading.incoming.as_ref());
-        incoming.map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
+        let replayed = || {
+            let pieces = self.replay.as_ref().map_or(&[][..], |replay| replay.pieces.as_slice());
+            SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum())
+        };
+        incoming.map_or_else(replayed, HttpBody::size_hint)
     }
 }
 
@@ -202,7 +242,8 @@ impl Reading {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UploadFault>>> {
         let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
-        let polled = Pin::new(incoming).poll_frame(cx);
+        let polled = Pin::new(&mut *incoming).poll_frame(cx);
+        let ended = incoming.is_end_stream();
         self.upload.awaited.store(polled.is_pending(), Ordering::Relaxed);
         match polled {
             Poll::Ready(Some(Ok(frame))) => {
@@ -213,6 +254,12 @@ impl Reading {
                     match self.left.checked_sub(length) {
                         Some(left) => self.left = left,
                         None => return self.fail(UploadFault::TooLarge),
+                    }
+                }
+                if let Some(kept) = &self.kept {
+                    kept.read(&frame);
+                    if ended {
+                        kept.ended();
                     }
                 }
                 if frame.is_trailers() {
@@ -226,6 +273,9 @@ impl Reading {
             Poll::Ready(None) => {
                 self.incoming = None;
                 self.exchange = None;
+                if let Some(kept) = &self.kept {
+                    kept.ended();
+                }
                 Poll::Ready(None)
             }
             Poll::Pending => {
@@ -268,6 +318,10 @@ impl Drop for Reading {
 
 impl HandOver<RequestBody> for WithBody {
     const REFUNDS: bool = true;
+
+    fn told(&self, answer: &mut Extensions) -> Option<Told<RequestBody>> {
+        answer.remove()
+    }
 
     fn hand_over(&self, request: &mut Request<RequestBody>, admission: Admission) {
         request.body_mut().admission = Some(admission);
@@ -332,6 +386,7 @@ impl Body {
         Self {
             content: Content::Upstream { incoming, ended: false, lease, broken: None },
             exchange: None,
+            in_flight: None,
             line: None,
         }
     }
@@ -339,6 +394,11 @@ impl Body {
     /// Whether it is one of our own.
     pub(super) const fn is_own(&self) -> bool {
         matches!(self.content, Content::Own(_))
+    }
+
+    /// Its request is on its way until the body is gone.
+    pub(super) fn travel(&mut self, in_flight: Option<InFlight>) {
+        self.in_flight = in_flight;
     }
 
     /// Keeps `exchange` running until the body is gone.
@@ -354,7 +414,7 @@ impl Body {
 
 impl From<Bytes> for Body {
     fn from(bytes: Bytes) -> Self {
-        Self { content: Content::Own(bytes), exchange: None, line: None }
+        Self { content: Content::Own(bytes), exchange: None, in_flight: None, line: None }
     }
 }
 

@@ -5,20 +5,24 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::header::HOST;
+use http::request::Parts;
 use http::uri::{self, PathAndQuery, Scheme, Uri};
-use http::{HeaderName, Request, Response, StatusCode, Version};
+use http::{HeaderName, Request, Response, StatusCode, Version, response};
 use http_body::Body as _;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tower::Service;
 
 use super::admission::Admission;
+use super::again::Told;
 use super::body::{Body, RequestBody};
-use super::egress::{Route, Routed};
+use super::egress::{Destination, Feedback, InFlight, Route, Routed};
 use super::headers::{self, BodyShape, Peer, Present};
+use super::kept::Kept;
 use super::live::SharedLive;
 use super::metrics::Metrics;
 use super::request::needs_http2;
@@ -105,6 +109,10 @@ struct Outgoing {
     admission: Option<Admission>,
     upgrade: Option<OnUpgrade>,
     http2: bool,
+    in_flight: Option<InFlight>,
+    /// Where the upstream is listened to: the head as it came, and what is kept of the
+    /// body.
+    spare: Option<Box<(Parts, Option<Arc<Kept>>)>>,
 }
 
 impl Forward {
@@ -113,10 +121,12 @@ impl Forward {
         let Self { shared, peer, .. } = self;
         let (mut parts, mut body) = request.into_parts();
         let admission = body.take_admission();
-        let routed = parts.extensions.remove::<Routed>();
+        let in_flight = parts.extensions.remove::<InFlight>();
+        let routed = parts.extensions.get::<Routed>().cloned();
         let route = routed.as_ref().map(|routed| &*routed.0);
         let upstream = Rc::clone(shared.way(route)?);
         let destination = &upstream.destination;
+        let spare = destination.hearing.as_ref().map(|_| Box::new((parts.clone(), body.keep())));
         if let Some(route) = route {
             route.strip(&mut parts.uri);
         }
@@ -158,7 +168,7 @@ impl Forward {
             parts.version = Version::HTTP_11;
         }
         let request = Some(Request::from_parts(parts, body));
-        Ok(Outgoing { upstream, request, admission, upgrade, http2 })
+        Ok(Outgoing { upstream, request, admission, upgrade, http2, in_flight, spare })
     }
 }
 
@@ -177,6 +187,7 @@ impl Outgoing {
         };
 
         let (mut parts, incoming) = response.into_parts();
+        self.listen(&mut parts);
         // The version is that of a message's sender, so that an upstream of
         // HTTP/1.0 does not cost the client its connection (RFC 9110 2.5).
         parts.version = Version::HTTP_11;
@@ -192,17 +203,44 @@ impl Outgoing {
             }
             headers::prepare_response(&mut parts.headers);
             headers::insert_websocket(&mut parts.headers);
-            bridge(ours, theirs, Rc::clone(open), shared.drain.clone());
+            let kept = (Rc::clone(open), self.in_flight.take());
+            bridge(ours, theirs, kept, shared.drain.clone());
             return Ok(Response::from_parts(parts, Body::from(bytes::Bytes::new())));
         }
         headers::prepare_response(&mut parts.headers);
-        Ok(Response::from_parts(parts, Body::upstream(incoming, lease)))
+        let mut body = Body::upstream(incoming, lease);
+        body.travel(self.in_flight.take());
+        Ok(Response::from_parts(parts, body))
+    }
+}
+
+impl Outgoing {
+    /// Hears what the upstream says of how much it bears.
+    fn listen(&mut self, answer: &mut response::Parts) {
+        let Destination { hearing, refusals, .. } = &*self.upstream.destination;
+        let (Some(hearing), Some(spare)) = (hearing, self.spare.take()) else { return };
+        let feedback = hearing.read(answer.status, &answer.headers);
+        if feedback == Feedback::default() {
+            return;
+        }
+        let request = feedback.refused.then(|| {
+            refusals.inc();
+            let (parts, kept) = *spare;
+            let body = RequestBody::replaying(kept?.replay()?);
+            Some(Request::from_parts(parts, body))
+        });
+        answer.extensions.insert(Told::new(feedback, request.flatten()));
     }
 }
 
 /// Passes on what either side of a WebSocket sends, until one has enough or the
 /// time to drain is up.
-fn bridge(ours: OnUpgrade, theirs: OnUpgrade, open: Rc<OpenConnection>, drain: Drain) {
+fn bridge(
+    ours: OnUpgrade,
+    theirs: OnUpgrade,
+    kept: (Rc<OpenConnection>, Option<InFlight>),
+    drain: Drain,
+) {
     spawn_local(async move {
         let copying = async {
             let (ours, theirs) = (ours.await?, theirs.await?);
@@ -217,7 +255,7 @@ fn bridge(ours: OnUpgrade, theirs: OnUpgrade, open: Rc<OpenConnection>, drain: D
             },
             () = drain.reached(Stage::Aborting) => {}
         }
-        drop(open);
+        drop(kept);
     });
 }
 

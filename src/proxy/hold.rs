@@ -1,15 +1,16 @@
-//! A request that waits for its tokens. It owns none, and gives up its place when
-//! its client goes away.
+//! A request that waits for its tokens, or for a place among those on their way to
+//! its upstream. It owns neither, and gives up its place when its client goes away.
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::request::Parts;
 use tokio::time::{Sleep, sleep};
 
 use super::access::Note;
+use super::egress::{Gate, Permit, Queued, gate_of};
 use super::limit::Enforcer;
 use super::metrics::{WaitMetrics, WaitOutcome};
 use super::request::HttpRequest;
@@ -34,12 +35,30 @@ struct Wait<C: Companion> {
     alarm: Option<(Timestamp, Pin<Box<Sleep>>)>,
     metrics: Arc<WaitMetrics>,
     note: Option<Note>,
+    /// What lets requests go to the upstream, if there is a bound on them.
+    gate: Option<Arc<Gate>>,
+    /// It waits there, and in no line.
+    queued: Option<Queued>,
     over: bool,
+}
+
+/// What a waiting request may do.
+enum Step {
+    /// Ask for its tokens, with its place among those on their way.
+    Ask(Option<Permit>),
+    /// Wait until it is woken, and not beyond this moment.
+    Wait(Option<Timestamp>),
+    /// Give up: its time is up, and there is no place for it.
+    GiveUp,
 }
 
 /// How a wait ended.
 pub(super) struct Heard {
-    pub(super) decision: Decision,
+    /// None if there was no place among those on their way, so that nothing was
+    /// decided.
+    pub(super) decision: Option<Decision>,
+    /// Its place, if it passes.
+    pub(super) permit: Option<Permit>,
     /// How long it was.
     pub(super) time: Duration,
 }
@@ -57,7 +76,9 @@ impl<S, C: Companion, H, B> Held<S, C, H, B> {
         metrics.waiting.inc();
         let note = request.0.extensions.get::<Note>().cloned();
         let enforcer = Arc::clone(enforcer);
-        let wait = Wait { enforcer, waiter, alarm: None, metrics, note, over: false };
+        let gate = gate_of(&request.0).map(Arc::clone);
+        let wait =
+            Wait { enforcer, waiter, alarm: None, metrics, note, gate, queued: None, over: false };
         Self { wait, request: Some(request), inner, client, hand_over }
     }
 
@@ -76,22 +97,39 @@ impl<S, C: Companion, H, B> Held<S, C, H, B> {
         let wait = &mut self.wait;
         loop {
             let now = wait.enforcer.now();
-            let limiter = wait.enforcer.limiter();
-            match limiter.try_again(&mut wait.waiter, &request, cx.waker(), now) {
-                Turn::Settled(decision) => {
-                    let outcome = if decision.is_admitted() {
-                        WaitOutcome::Admitted
-                    } else {
-                        WaitOutcome::TimedOut
-                    };
-                    let time = wait.end(outcome, now);
-                    return Poll::Ready(Heard { decision, time });
+            let alarm = match wait.step(cx.waker(), now) {
+                Step::Wait(alarm) => alarm,
+                Step::GiveUp => {
+                    let limiter = wait.enforcer.limiter();
+                    limiter.leave(&mut wait.waiter, now);
+                    let time = wait.end(WaitOutcome::TimedOut, now);
+                    return Poll::Ready(Heard { decision: None, permit: None, time });
                 }
-                Turn::Waits(None) => {
+                Step::Ask(permit) => {
+                    let limiter = wait.enforcer.limiter();
+                    match limiter.try_again(&mut wait.waiter, &request, cx.waker(), now) {
+                        Turn::Settled(decision) => {
+                            let admitted = decision.is_admitted();
+                            let outcome = if admitted {
+                                WaitOutcome::Admitted
+                            } else {
+                                WaitOutcome::TimedOut
+                            };
+                            let time = wait.end(outcome, now);
+                            let permit = permit.filter(|_| admitted);
+                            return Poll::Ready(Heard { decision: Some(decision), permit, time });
+                        }
+                        // The place goes to whoever has a use for it.
+                        Turn::Waits(alarm) => alarm,
+                    }
+                }
+            };
+            match alarm {
+                None => {
                     wait.alarm = None;
                     return Poll::Pending;
                 }
-                Turn::Waits(Some(at)) => {
+                Some(at) => {
                     if wait.alarm.as_ref().is_none_or(|(set, _)| *set != at) {
                         wait.alarm = Some((at, Box::pin(sleep(at.since(now)))));
                     }
@@ -107,6 +145,32 @@ impl<S, C: Companion, H, B> Held<S, C, H, B> {
 }
 
 impl<C: Companion> Wait<C> {
+    /// Waits for the tokens first and then for a place among those on their way, and
+    /// has neither meanwhile.
+    fn step(&mut self, waker: &Waker, now: Timestamp) -> Step {
+        let Some(gate) = &self.gate else { return Step::Ask(None) };
+        let limiter = self.enforcer.limiter();
+        let queued = match &self.queued {
+            Some(queued) => queued,
+            None => {
+                if let Err(alarm) = limiter.is_turn(&mut self.waiter, waker, now) {
+                    return Step::Wait(alarm);
+                }
+                if let Some(permit) = gate.enter() {
+                    return Step::Ask(Some(permit));
+                }
+                limiter.step_aside(&mut self.waiter, now);
+                self.queued.insert(gate.queue(self.waiter.ticket()))
+            }
+        };
+        if let Poll::Ready(permit) = queued.poll_enter(waker) {
+            self.queued = None;
+            return Step::Ask(Some(permit));
+        }
+        let deadline = self.waiter.deadline();
+        if now >= deadline { Step::GiveUp } else { Step::Wait(Some(deadline)) }
+    }
+
     fn end(&mut self, outcome: WaitOutcome, now: Timestamp) -> Duration {
         self.over = true;
         let time = now.since(self.waiter.begun());

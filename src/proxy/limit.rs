@@ -23,20 +23,23 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response};
+use http::{Extensions, Request, Response};
 use pin_project_lite::pin_project;
 use tower::{Layer, Service};
 
 use super::access::Note;
 use super::admission::{Admission, HandOver, InExtensions, NoRefunds};
+use super::again::Again;
 use super::config::HeaderStyle;
-use super::egress::wait_of_route;
+use super::egress::{InFlight, Permit, gate_of, upstream_of, wait_of_route};
 use super::fields::{Fields, Presentation};
 use super::hold::Held;
 use super::metrics::{CheckTotals, Metrics, WaitMetrics, WaitOutcome};
 use super::request::{HttpRequest, is_preflight, preferred_wait};
 use super::response::{Asker, Problem, refusal};
-use crate::limiter::{Client, Companion, Decision, Due, Limiter, Outlook, Verdict, Waiter};
+use crate::limiter::{
+    Client, Companion, Decision, Due, LimitIndex, Limiter, Outlook, Verdict, Waiter,
+};
 use crate::time::{Clock, Timestamp};
 
 /// Finds the client on whose behalf a request was sent.
@@ -242,17 +245,26 @@ where
         let (parts, body) = request.into_parts();
         if is_preflight(&parts) {
             let future = self.inner.call(Request::from_parts(parts, body));
-            return RateLimitFuture::passed(future, None, None);
+            return RateLimitFuture::passed(future, None, None, None);
         }
         let client = self.find_client.find(&parts);
         let enforcer = &self.enforcer;
         let now = enforcer.clock.now();
+        let permit = match gate_of(&parts) {
+            None => None,
+            Some(gate) => match gate.enter() {
+                Some(permit) => Some(permit),
+                // Whether there are tokens is asked when there is a place.
+                None => return self.queue((parts, body), client, now),
+            },
+        };
         let decision = enforcer.limiter.decide(&HttpRequest::new(&parts, client), now);
         if let Verdict::Refused(_) = decision.verdict {
             let (route, asked) = (wait_of_route(&parts), preferred_wait(&parts.headers));
             match enforcer.limiter.outlook_on(route, &decision, asked) {
                 Outlook::Settled => {}
                 Outlook::Waits { due, patience } => {
+                    drop(permit);
                     match enforcer.limiter.hold(&decision, patience, now) {
                         Some(waiter) => {
                             // The clone that stays was not told that it is ready.
@@ -283,17 +295,59 @@ where
                 }
             }
         }
+        let way = (&self.inner, &self.hand_over);
+        let again = Again::new(enforcer, &decision, &parts, client, None, way);
         match enforcer.settle(decision, client, None, &parts, H::REFUNDS) {
             Ok(Admitted { charge, fields }) => {
                 let mut request = Request::from_parts(parts, body);
+                request.extensions_mut().extend(in_flight(permit));
                 if let Some(charge) = &charge {
                     self.hand_over.hand_over(&mut request, charge.admission());
                 }
-                RateLimitFuture::passed(self.inner.call(request), charge, fields)
+                RateLimitFuture::passed(self.inner.call(request), charge, fields, again)
             }
             Err(answer) => RateLimitFuture::answered(answer),
         }
     }
+}
+
+impl<S, C: Companion, F, H: Clone> RateLimit<S, C, F, H> {
+    /// Lets a request wait for a place among those on their way to its upstream.
+    fn queue<ReqB, ResB>(
+        &mut self,
+        request: (Parts, ReqB),
+        client: Client,
+        now: Timestamp,
+    ) -> RateLimitFuture<S, C, H, ReqB, ResB>
+    where
+        S: Service<Request<ReqB>, Response = Response<ResB>> + Clone,
+        ResB: From<Bytes>,
+    {
+        let (limiter, parts) = (&self.enforcer.limiter, &request.0);
+        let patience = wait_of_route(parts).unwrap_or_default();
+        let patience = patience.min(preferred_wait(&parts.headers).unwrap_or(Duration::MAX));
+        let waiter = (!patience.is_zero())
+            .then(|| limiter.hold_again(limiter.ticket(), now.plus(patience), now));
+        let Some(waiter) = waiter.flatten() else {
+            let answer = Problem::UpstreamBusy.answer(&Asker::new(&parts.method, &parts.headers));
+            return RateLimitFuture::answered(answer);
+        };
+        let metrics = self.enforcer.metrics.waits(upstream_of(parts));
+        let next = self.inner.clone();
+        let inner = std::mem::replace(&mut self.inner, next);
+        let hand_over = self.hand_over.clone();
+        let held = Held::new(&self.enforcer, waiter, metrics, request, client, inner, hand_over);
+        RateLimitFuture::held(held)
+    }
+}
+
+/// A place among those on their way, as it comes with a request.
+fn in_flight(permit: Option<Permit>) -> Extensions {
+    let mut extensions = Extensions::new();
+    if let Some(permit) = permit {
+        extensions.insert(InFlight::new(permit));
+    }
+    extensions
 }
 
 /// A request that may pass.
@@ -341,8 +395,13 @@ impl<C: Companion> Enforcer<C> {
 
     /// Where waits for the limit that refuses are counted.
     fn waits(&self, decision: &Decision) -> Arc<WaitMetrics> {
+        self.waits_for(decision.refusal().map(|check| check.limit))
+    }
+
+    /// Where waits for `limit` are counted.
+    pub(super) fn waits_for(&self, limit: Option<LimitIndex>) -> Arc<WaitMetrics> {
         let presentation = self.presentation();
-        let view = decision.refusal().and_then(|check| presentation.view(check.limit));
+        let view = limit.and_then(|limit| presentation.view(limit));
         view.map_or_else(|| self.metrics.waits(""), |view| Arc::clone(&view.metrics.waits))
     }
 
@@ -445,6 +504,8 @@ pin_project! {
             future: S::Future,
             charge: Option<Charge<C>>,
             fields: Option<Fields>,
+            // What it takes to send the request once more.
+            again: Option<Box<Again<S, C, H>>>,
         },
     }
 }
@@ -458,16 +519,21 @@ impl<S: Service<Request<ReqB>>, C: Companion, H, ReqB, ResB> RateLimitFuture<S, 
         Self { state: State::Held { held: Box::new(held) } }
     }
 
-    const fn passed(future: S::Future, charge: Option<Charge<C>>, fields: Option<Fields>) -> Self {
-        Self { state: State::Passed { future, charge, fields } }
+    const fn passed(
+        future: S::Future,
+        charge: Option<Charge<C>>,
+        fields: Option<Fields>,
+        again: Option<Box<Again<S, C, H>>>,
+    ) -> Self {
+        Self { state: State::Passed { future, charge, fields, again } }
     }
 }
 
 impl<S, C, H, ReqB, ResB> Future for RateLimitFuture<S, C, H, ReqB, ResB>
 where
-    S: Service<Request<ReqB>, Response = Response<ResB>>,
+    S: Service<Request<ReqB>, Response = Response<ResB>> + Clone,
     C: Companion,
-    H: HandOver<ReqB>,
+    H: HandOver<ReqB> + Clone,
     ResB: From<Bytes>,
 {
     type Output = Result<Response<ResB>, S::Error>;
@@ -487,27 +553,50 @@ where
                     let heard = ready!(held.poll_turn(cx));
                     let Some((parts, body)) = held.request.take() else { return Poll::Pending };
                     let waited = Some((held.waiter(), heard.time));
-                    let (decision, client) = (heard.decision, held.client);
+                    let (Some(decision), client) = (heard.decision, held.client) else {
+                        let asker = Asker::new(&parts.method, &parts.headers);
+                        let response = Some(Problem::UpstreamBusy.answer(&asker));
+                        state.set(State::Answered { response });
+                        continue;
+                    };
+                    let way = (&held.inner, &held.hand_over);
+                    let waiter = Some(held.waiter());
+                    let again = Again::new(held.enforcer(), &decision, &parts, client, waiter, way);
                     match held.enforcer().settle(decision, client, waited, &parts, H::REFUNDS) {
                         Ok(Admitted { charge, fields }) => {
                             let mut request = Request::from_parts(parts, body);
+                            request.extensions_mut().extend(in_flight(heard.permit));
                             if let Some(charge) = &charge {
                                 held.hand_over.hand_over(&mut request, charge.admission());
                             }
-                            State::Passed { future: held.inner.call(request), charge, fields }
+                            let future = held.inner.call(request);
+                            State::Passed { future, charge, fields, again }
                         }
                         Err(answer) => State::Answered { response: Some(answer) },
                     }
                 }
-                StateProjected::Passed { future, charge, fields } => {
+                StateProjected::Passed { future, charge, fields, again } => {
                     let result = ready!(future.poll(cx));
                     drop(charge.take());
-                    return Poll::Ready(result.map(|mut response| {
-                        if let Some(fields) = fields.take() {
-                            fields.insert(response.headers_mut());
+                    let mut response = match result {
+                        Ok(response) => response,
+                        Err(error) => return Poll::Ready(Err(error)),
+                    };
+                    let heard = again.take().and_then(|again| {
+                        let told = again.hand_over().told(response.extensions_mut())?;
+                        Some(again.heard(&told))
+                    });
+                    match heard {
+                        Some(Ok(held)) => State::Held { held: Box::new(held) },
+                        // It is the upstream's refusal, and what it says holds.
+                        Some(Err(true)) => return Poll::Ready(Ok(response)),
+                        Some(Err(false)) | None => {
+                            if let Some(fields) = fields.take() {
+                                fields.insert(response.headers_mut());
+                            }
+                            return Poll::Ready(Ok(response));
                         }
-                        response
-                    }));
+                    }
                 }
             };
             state.set(next);

@@ -24,6 +24,8 @@ pub struct Metrics {
     waiting: Family<LimitLabels, Gauge>,
     waits: Family<WaitLabels, Counter>,
     held_duration: DurationHistogram,
+    in_flight: Family<UpstreamLabels, Gauge>,
+    upstream_refusals: Family<UpstreamLabels, Counter>,
     upstream_ca_reads: Family<ReadLabels, Counter>,
     credential_reads: Family<ReadLabels, Counter>,
     pub(super) ignored_forwarding: Counter,
@@ -143,6 +145,11 @@ struct OutcomeLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UpstreamLabels {
+    upstream: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReadLabels {
     result: &'static str,
 }
@@ -200,6 +207,8 @@ impl Metrics {
             waiting: Family::default(),
             waits: Family::default(),
             held_duration: DurationHistogram::default(),
+            in_flight: Family::default(),
+            upstream_refusals: Family::default(),
             upstream_ca_reads: Family::default(),
             credential_reads: Family::default(),
             ignored_forwarding: Counter::default(),
@@ -249,6 +258,16 @@ impl Metrics {
             "accept_errors",
             "Failures to accept a connection",
             metrics.accept_errors.clone(),
+        );
+        registry.register(
+            "upstream_in_flight",
+            "Requests on their way to a named upstream, until their answers have been passed on",
+            metrics.in_flight.clone(),
+        );
+        registry.register(
+            "upstream_refusals",
+            "Answers of named upstreams by which they refuse for having too many requests",
+            metrics.upstream_refusals.clone(),
         );
         registry.register(
             "upstream_ca_reads",
@@ -305,6 +324,18 @@ impl Metrics {
     /// Counts a request.
     pub(super) fn count(&self, outcome: Outcome) {
         self.outcomes[outcome as usize].inc();
+    }
+
+    /// How many requests are on their way to an upstream.
+    pub(super) fn in_flight(&self, upstream: &str) -> Gauge {
+        let labels = UpstreamLabels { upstream: upstream.to_owned() };
+        self.in_flight.get_or_create_owned(&labels)
+    }
+
+    /// Where the refusals of an upstream are counted.
+    pub(super) fn refusals(&self, upstream: &str) -> Counter {
+        let labels = UpstreamLabels { upstream: upstream.to_owned() };
+        self.upstream_refusals.get_or_create_owned(&labels)
     }
 
     /// A file with the CAs of an upstream changed, or one with a credential for it.

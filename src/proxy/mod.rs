@@ -6,8 +6,9 @@
 //! Every answer that does not come from the upstream is made in `response`.
 //!
 //! Invariants:
-//! - a request is charged at most once, and gets its tokens back exactly once if
-//!   it never reached the upstream;
+//! - a request is charged once each time that it is sent, which is once unless a
+//!   named upstream refuses it, and gets its tokens back exactly once if it never
+//!   reached the upstream;
 //! - a request that waits for its tokens has none, and leaves when its client does;
 //! - what fails the edge reaches neither a limit nor the upstream;
 //! - no body is held in memory as a whole;
@@ -46,6 +47,7 @@ use crate::time::Clock;
 
 mod access;
 mod admission;
+mod again;
 mod alarm;
 mod body;
 mod client;
@@ -57,6 +59,7 @@ mod fields;
 mod forward;
 mod headers;
 mod hold;
+mod kept;
 mod lent;
 mod limit;
 mod live;
@@ -73,11 +76,13 @@ mod wire;
 mod worker;
 
 pub use admission::{Admission, HandOver, InExtensions, NoRefunds};
+pub use again::Told;
 pub use client::Trust;
 pub use config::{Config, HeaderStyle, Maxima, Timeouts, Upstream, UpstreamError, UpstreamHost};
 pub use cors::{Cors, Origin};
 pub use egress::{
-    DEFAULT, EgressConfig, InjectConfig, RouteConfig, UpstreamConfig, UpstreamsConfig,
+    DEFAULT, EgressConfig, FeedbackConfig, InjectConfig, RefusingStatus, RouteConfig,
+    UpstreamConfig, UpstreamsConfig, XRateLimit,
 };
 pub use limit::{Enforcer, FindClient, RateLimit, RateLimitFuture, RateLimitLayer};
 pub use live::Tuner;
@@ -163,8 +168,8 @@ impl<C: Companion> Proxy<C> {
         upstreams: &UpstreamsConfig,
         egress: &EgressConfig,
     ) -> io::Result<Self> {
-        self.destinations.named = Destination::named(upstreams)?;
-        self.routes = Arc::new(Routes::new(egress, upstreams));
+        self.destinations.named = Destination::named(upstreams, &self.metrics)?;
+        self.routes = Arc::new(Routes::new(egress, &self.destinations.named));
         Ok(self)
     }
 

@@ -66,6 +66,8 @@ pub enum Problem {
         /// After how long this one would pass.
         due: Duration,
     },
+    /// 503: as many requests as may be are on their way to the upstream.
+    UpstreamBusy,
     /// 502.
     BadGateway(GatewayFault),
     /// 504: connecting took too long.
@@ -157,7 +159,10 @@ impl Problem {
             let allowed = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
             headers.insert(ALLOW, HeaderValue::from_static(allowed));
         }
-        if let Self::TooManyWaiting { due } = self {
+        // How long another request takes nobody knows.
+        let busy = (*self == Self::UpstreamBusy).then_some(Duration::ZERO);
+        let waiting = if let Self::TooManyWaiting { due } = self { Some(*due) } else { None };
+        if let Some(due) = waiting.or(busy) {
             let nanos = u64::try_from(due.as_nanos()).unwrap_or(u64::MAX);
             let (name, value) = match asker.grpc {
                 Some(_) => (&GRPC_PUSHBACK, nanos.div_ceil(1_000_000)),
@@ -183,6 +188,9 @@ impl Problem {
             Self::ExpectationFailed => "only 100-continue can be expected".to_owned(),
             Self::TooManyFields => "the request has too many fields".to_owned(),
             Self::TooManyWaiting { .. } => "too many requests wait already".to_owned(),
+            Self::UpstreamBusy => {
+                "as many requests as may be are on their way to the upstream".to_owned()
+            }
             Self::HeadTooLarge => "the request's head is too large".to_owned(),
             Self::BadGateway(GatewayFault::Tls) => {
                 "there is no TLS with the upstream that can be trusted".to_owned()
@@ -280,6 +288,13 @@ impl Problem {
                 StatusCode::SERVICE_UNAVAILABLE,
                 "Service Unavailable",
                 "http_request_denied",
+                UNAVAILABLE,
+                Outcome::Overloaded,
+            ),
+            Self::UpstreamBusy => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Service Unavailable",
+                "connection_limit_reached",
                 UNAVAILABLE,
                 Outcome::Overloaded,
             ),

@@ -16,6 +16,7 @@ mod harness;
 mod admin;
 mod admin_questions;
 mod app_admin;
+mod app_egress;
 mod app_life;
 mod app_limits;
 mod app_mesh;

@@ -22,6 +22,7 @@ use crate::telemetry::log;
 use crate::time::Clock;
 
 mod board;
+mod egress;
 mod load;
 mod upstream;
 
@@ -48,6 +49,9 @@ pub(super) struct Args {
     /// Cut the last replica off from the others and back again, over and over.
     #[arg(long = "break")]
     cut: bool,
+    /// Show the other side: many callers of a provider that bears few requests.
+    #[arg(long, conflicts_with_all = ["load", "cut", "limit"])]
+    egress: bool,
     /// The limit that the replicas enforce together.
     #[arg(long, value_name = "RATE", default_value = "100/s")]
     limit: String,
@@ -72,6 +76,9 @@ pub(super) fn run(args: &Args, format: LogFormat) -> anyhow::Result<Exit> {
         std::env::var("TIDEGATE_LOG").unwrap_or_else(|_| "warn,tidegate::peer=error".into());
     log::init(format.into(), Some(&filter))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if args.egress {
+        return runtime.block_on(egress::show(usize::from(args.replicas), args.seconds));
+    }
     runtime.block_on(show(args))
 }
 
@@ -94,21 +101,7 @@ async fn show(args: &Args) -> anyhow::Result<Exit> {
             }
         };
         quota = config.limits().iter().next().map(|(_, limit)| *limit.default_quota());
-        let options = Options {
-            workers: 1,
-            name: format!("replica-{}", index + 1),
-            ip: None,
-            addresses: Some(listed.clone()),
-        };
-        let (app, bound) = App::bind(config, options)?;
-        let handle = app.handle();
-        let (stop, stopped) = mpsc::channel(1);
-        let ended_in = ended_in.clone();
-        supervisor.spawn(format!("replica-{}", index + 1), OnExit::Ignore, async move {
-            // The owner may have left already.
-            let _ = ended_in.send(app.run(stopped).await).await;
-        });
-        replicas.push(Replica { addresses: bound, handle, stop });
+        replicas.push(start(config, index, &listed, &supervisor, &ended_in)?);
     }
     let quota = quota.ok_or_else(|| anyhow!("the demo has no limit"))?;
     let peers: BTreeSet<SocketAddr> = replicas.iter().filter_map(|r| r.addresses.peer).collect();
@@ -168,6 +161,28 @@ async fn show(args: &Args) -> anyhow::Result<Exit> {
         }
     }
     Ok(Exit::Done)
+}
+
+/// Starts the replica of this index, whose end `ended_in` hears.
+fn start(
+    config: Config,
+    index: usize,
+    listed: &watch::Receiver<BTreeSet<SocketAddr>>,
+    supervisor: &Supervisor,
+    ended_in: &mpsc::Sender<anyhow::Result<()>>,
+) -> anyhow::Result<Replica> {
+    let name = format!("replica-{}", index + 1);
+    let addresses = Some(listed.clone());
+    let options = Options { workers: 1, name: name.clone(), ip: None, addresses };
+    let (app, bound) = App::bind(config, options)?;
+    let handle = app.handle();
+    let (stop, stopped) = mpsc::channel(1);
+    let ended_in = ended_in.clone();
+    supervisor.spawn(name, OnExit::Ignore, async move {
+        // The owner may have left already.
+        let _ = ended_in.send(app.run(stopped).await).await;
+    });
+    Ok(Replica { addresses: bound, handle, stop })
 }
 
 fn config_of(args: &Args, upstream: SocketAddr, peers: bool) -> Result<Config, config::LoadError> {

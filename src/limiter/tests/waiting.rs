@@ -469,3 +469,71 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_an_upstream_says_is_left_takes_the_rest_and_never_gives() {
+    let limiter = Limiter::new(LimitSet::new([Limit::new(pacing("p", "1/h", 5))]), 10, Alone);
+    let request = FakeRequest::get("/");
+    let check = limiter.decide(&request, NOW).checks[0];
+    let level = || limiter.store().with_existing(check.bucket, |s| s.bucket.level().whole());
+    assert_eq!(level(), Some(4));
+    for (left, then) in [(9, 4), (4, 4), (2, 2), (3, 2), (0, 0)] {
+        limiter.debit(check.bucket, Tokens::from_whole(left).unwrap(), NOW);
+        assert_eq!(level(), Some(then), "{left}");
+    }
+    let spent = limiter.store().with_existing(check.bucket, |slot| slot.net());
+    assert_eq!(spent, Some(5_000_000), "peers are told");
+}
+
+#[test]
+fn who_waits_again_has_the_age_that_it_had() {
+    let limiter = Limiter::new(LimitSet::new([Limit::new(pacing("p", "1/s", 1))]), 10, Alone);
+    let mut world = World::new(limiter);
+    world.come(FakeRequest::get("/"));
+    let first = world.limiter.ticket();
+    let second = world.come(FakeRequest::get("/"));
+    assert_eq!(world.limiter.waiting(), 1);
+    // What was sent comes back: it is older than the one that waits.
+    let mut again = world.limiter.hold_again(first, NOW.plus(10 * SECOND), NOW).unwrap();
+    let waker = Waker::from(Arc::<Bell>::default());
+    let request = FakeRequest::get("/");
+    let due = NOW.plus(SECOND);
+    let turn = world.limiter.try_again(&mut again, &request, &waker, NOW);
+    assert!(matches!(turn, Turn::Waits(Some(at)) if at == due), "{turn:?}");
+    let guest = &mut world.guests[0];
+    assert!(world.limiter.is_turn(&mut guest.waiter, &waker, due).is_err());
+    // Who steps aside lets the next pass, and comes back to where it was.
+    assert!(world.limiter.is_turn(&mut again, &waker, due).is_ok());
+    world.limiter.step_aside(&mut again, due);
+    assert_eq!(world.limiter.waiting(), 2);
+    assert!(world.limiter.is_turn(&mut world.guests[0].waiter, &waker, due).is_ok());
+    let turn = world.limiter.try_again(&mut again, &request, &waker, due);
+    assert!(matches!(turn, Turn::Settled(decision) if decision.is_admitted()));
+    world.leave(second);
+    assert_eq!(world.limiter.waiting(), 0);
+}
+
+#[test]
+fn the_wait_of_a_route_holds_for_limits_that_name_the_upstream() {
+    let mut routed = pacing("routed", "1/s", 1);
+    routed.rule.condition.upstream = Some("acme".into());
+    let own = LimitSpec { max_wait: SECOND, ..limit("own", "1/min", 2) };
+    let limits = LimitSet::new([Limit::new(routed), Limit::new(own)]);
+    let limiter = Limiter::new(limits, 10, Alone);
+    let request = || FakeRequest::get("/").routed_to("acme");
+    assert!(limiter.decide(&request(), NOW).is_admitted());
+    let decision = limiter.decide(&request(), NOW);
+    let patience = |route, asked| match limiter.outlook_on(route, &decision, asked) {
+        Outlook::Waits { patience, .. } => Some(patience),
+        Outlook::Settled | Outlook::Crowded { .. } => None,
+    };
+    assert_eq!(patience(None, None), Some(10 * SECOND));
+    assert_eq!(patience(Some(5 * SECOND), None), Some(5 * SECOND));
+    assert_eq!(patience(Some(60 * SECOND), Some(2 * SECOND)), Some(2 * SECOND));
+    assert_eq!(patience(Some(Duration::ZERO), None), None);
+    // The other limit keeps its own.
+    let later = NOW.plus(2 * SECOND);
+    assert!(limiter.decide(&request(), later).is_admitted());
+    let decision = limiter.decide(&request(), later.plus(2 * SECOND));
+    assert_eq!(limiter.outlook_on(Some(60 * SECOND), &decision, None), Outlook::Settled);
+}

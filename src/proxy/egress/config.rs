@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::StatusCode;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize};
 
 use super::super::config::{self, Upstream, UpstreamHost};
-use super::{DEFAULT, InjectConfig};
+use super::{DEFAULT, FeedbackConfig, InjectConfig, RefusingStatus};
 use crate::limiter::config::{ConditionConfig, WindowConfig};
-use crate::settings::{DurationOrZeroText, Fault, NameText, OrNone, text};
+use crate::settings::{DurationOrZeroText, Fault, NameText, OrNone, Whole, text};
 
 /// The named upstreams. Default: none.
 pub type UpstreamsConfig = BTreeMap<String, UpstreamConfig>;
@@ -35,6 +36,19 @@ pub struct UpstreamConfig {
     /// requests that go there. Default: none.
     #[serde(default, with = "OrNone::<WindowConfig>")]
     pub limit: Option<WindowConfig>,
+    /// Requests that each replica may have on their way there at the same time; others
+    /// wait within the `max_wait` of their route, without tokens. Default: none, any
+    /// number.
+    #[serde(default, with = "OrNone::<InFlightMax>")]
+    pub max_in_flight: Option<InFlightMax>,
+    /// How its word on when to come back is taken.
+    #[serde(default)]
+    pub feedback: FeedbackConfig,
+    /// The statuses by which it refuses a request because it has too many. They close
+    /// its limits on all replicas for as long as it says, and the request waits and is
+    /// sent again if it may. Default: 429, 503.
+    #[serde(default = "UpstreamConfig::default_pause_on")]
+    pub pause_on: Vec<RefusingStatus>,
     /// Headers that its requests get when they are sent, in place of what clients
     /// sent under their names, such as `authorization`. Default: none.
     #[serde(default)]
@@ -44,6 +58,10 @@ pub struct UpstreamConfig {
 impl UpstreamConfig {
     const fn default_host() -> UpstreamHost {
         UpstreamHost::Upstream
+    }
+
+    fn default_pause_on() -> Vec<RefusingStatus> {
+        [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].map(RefusingStatus).into()
     }
 
     /// Faults of settings that do not go together, and of those that do not go with
@@ -97,6 +115,12 @@ pub struct RouteConfig {
     #[serde(default, with = "OrNone::<Prefix>")]
     pub strip: Option<Prefix>,
 }
+
+/// How many requests may be on their way, 1 to 1000000.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(inline)]
+pub struct InFlightMax(#[serde(with = "Whole::<1, 1_000_000>")] pub usize);
 
 /// How long a request may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]

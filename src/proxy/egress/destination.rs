@@ -3,11 +3,18 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::SystemTime;
 
-use http::{HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use prometheus_client::metrics::counter::Counter;
 
 use super::super::config::{self, Upstream, UpstreamHost};
-use super::{Credential, DEFAULT, InjectConfig, UpstreamsConfig};
+use super::super::metrics::Metrics;
+use super::{
+    Credential, DEFAULT, Feedback, FeedbackConfig, Gate, InjectConfig, RefusingStatus,
+    UpstreamsConfig,
+};
+use crate::time::wall_clock;
 use crate::tls;
 
 /// An upstream, ready to be connected to.
@@ -22,6 +29,30 @@ pub(in super::super) struct Destination {
     pub(in super::super) replaces_host: bool,
     /// What its requests get when they are sent.
     pub(in super::super) credentials: Vec<Credential>,
+    /// Lets so many requests be on their way to it.
+    pub(in super::super) gate: Option<Arc<Gate>>,
+    /// How often it refused a request because it had too many.
+    pub(in super::super) refusals: Counter,
+    /// How its word is taken; `None`: it is not listened to.
+    pub(in super::super) hearing: Option<Hearing>,
+}
+
+/// How an upstream's word is taken.
+#[derive(Debug)]
+pub(in super::super) struct Hearing {
+    pause_on: Vec<RefusingStatus>,
+    config: FeedbackConfig,
+}
+
+impl Hearing {
+    /// What the head of an answer says.
+    pub(in super::super) fn read(&self, status: StatusCode, headers: &HeaderMap) -> Feedback {
+        let now = wall_clock();
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        // Nanoseconds of a clock are as good as chance.
+        let jitter = since.subsec_nanos() % 1000;
+        Feedback::read(status, headers, &self.pause_on, &self.config, now, jitter)
+    }
 }
 
 /// A file that an upstream needs and that may change.
@@ -57,6 +88,9 @@ impl Destination {
             tls,
             replaces_host,
             credentials: Vec::new(),
+            gate: None,
+            refusals: Counter::default(),
+            hearing: None,
         }))
     }
 
@@ -65,7 +99,10 @@ impl Destination {
     /// # Errors
     /// If no CA can be trusted for the TLS of one, or a file has no credential; the
     /// error names the setting.
-    pub(in super::super) fn named(configs: &UpstreamsConfig) -> io::Result<Vec<Arc<Self>>> {
+    pub(in super::super) fn named(
+        configs: &UpstreamsConfig,
+        metrics: &Metrics,
+    ) -> io::Result<Vec<Arc<Self>>> {
         let prepare = |(name, config): (&String, &super::UpstreamConfig)| {
             let tls = config
                 .url
@@ -83,6 +120,15 @@ impl Destination {
                 host: host(&config.url),
                 replaces_host: config.host == UpstreamHost::Upstream,
                 credentials,
+                gate: Some(Arc::new(Gate::new(
+                    config.max_in_flight.map_or(usize::MAX, |most| most.0),
+                    metrics.in_flight(name),
+                ))),
+                refusals: metrics.refusals(name),
+                hearing: Some(Hearing {
+                    pause_on: config.pause_on.clone(),
+                    config: config.feedback,
+                }),
             }))
         };
         configs.iter().map(prepare).collect()

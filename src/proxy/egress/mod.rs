@@ -9,13 +9,18 @@
 mod config;
 mod credentials;
 mod destination;
+mod feedback;
+mod gate;
 mod routes;
 
 pub use config::{EgressConfig, RouteConfig, UpstreamConfig, UpstreamsConfig};
 pub(super) use credentials::Credential;
 pub use credentials::InjectConfig;
 pub(super) use destination::{Destination, Destinations, Followed};
-pub(super) use routes::{Route, Routed, Routes, upstream_of, wait_of_route};
+pub(super) use feedback::Feedback;
+pub use feedback::{FeedbackConfig, RefusingStatus, XRateLimit};
+pub(super) use gate::{Gate, InFlight, Permit, Queued};
+pub(super) use routes::{Route, Routed, Routes, gate_of, upstream_of, wait_of_route};
 
 /// What `proxy.upstream` is called where upstreams are named.
 pub const DEFAULT: &str = "default";

@@ -8,7 +8,7 @@ use http::{HeaderName, request};
 
 use super::super::request::HttpRequest;
 use super::config::EgressConfig;
-use super::{DEFAULT, UpstreamsConfig};
+use super::{DEFAULT, Destination, Gate};
 use crate::limiter::{Attributes as _, Condition};
 
 /// All routes, in the order in which they are tried.
@@ -25,6 +25,8 @@ pub(in super::super) struct Route {
     pub(in super::super) upstream: String,
     /// Its place among the named upstreams; `None`: it is the default.
     pub(in super::super) place: Option<usize>,
+    /// Lets so many requests be on their way to it.
+    gate: Option<Arc<Gate>>,
     /// How long requests may wait, in place of what the limits say.
     pub(in super::super) max_wait: Option<Duration>,
     strip: Option<String>,
@@ -35,14 +37,16 @@ pub(in super::super) struct Route {
 pub(in super::super) struct Routed(pub(in super::super) Arc<Route>);
 
 impl Routes {
-    /// The routes of `egress` to `upstreams`, whose names were checked.
-    pub(in super::super) fn new(egress: &EgressConfig, upstreams: &UpstreamsConfig) -> Self {
+    /// The routes of `egress` to the upstreams in `named`.
+    pub(in super::super) fn new(egress: &EgressConfig, named: &[Arc<Destination>]) -> Self {
         let routes = egress.routes.iter().enumerate().map(|(index, route)| {
+            let place = named.iter().position(|to| to.name == route.upstream);
             Arc::new(Route {
                 index,
                 condition: route.condition.compile(),
                 upstream: route.upstream.clone(),
-                place: upstreams.keys().position(|name| *name == route.upstream),
+                place,
+                gate: place.and_then(|place| named[place].gate.clone()),
                 max_wait: route.max_wait.map(|wait| wait.0),
                 strip: route.strip.as_ref().map(|prefix| prefix.0.clone()),
             })
@@ -109,6 +113,11 @@ pub(in super::super) fn upstream_of(parts: &request::Parts) -> &str {
     parts.extensions.get::<Routed>().map_or(DEFAULT, |routed| &routed.0.upstream)
 }
 
+/// The gate of the upstream that a request with the head `parts` goes to.
+pub(in super::super) fn gate_of(parts: &request::Parts) -> Option<&Arc<Gate>> {
+    parts.extensions.get::<Routed>()?.0.gate.as_ref()
+}
+
 /// How long a request with the head `parts` may wait, if its route says so.
 pub(in super::super) fn wait_of_route(parts: &request::Parts) -> Option<Duration> {
     parts.extensions.get::<Routed>().and_then(|routed| routed.0.max_wait)
@@ -125,7 +134,7 @@ mod tests {
     fn route(routes: &serde_json::Value, target: &str) -> Option<(String, String)> {
         let egress: EgressConfig =
             serde_json::from_value(serde_json::json!({ "routes": routes })).unwrap();
-        let routes = Routes::new(&egress, &UpstreamsConfig::default());
+        let routes = Routes::new(&egress, &[]);
         let (mut parts, ()) = Request::get(target).body(()).unwrap().into_parts();
         let client = Client::new([127, 0, 0, 1].into(), 64);
         let route = Arc::clone(routes.find(&parts, &HttpRequest::new(&parts, client))?);

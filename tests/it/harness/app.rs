@@ -53,6 +53,7 @@ pub struct Spec {
     upstream: Option<SocketAddr>,
     join_timeout: &'static str,
     drain_delay: &'static str,
+    more: String,
 }
 
 /// A running replica. Dropping it kills it.
@@ -161,7 +162,8 @@ impl Network {
              drain_delay: {drain_delay}\n  drain_timeout: 20s\n\
              admin: {{ listen: '{ip}:0' }}\n\
              telemetry: {{ listen: '{ip}:0' }}\n\
-             {replication}{limits}"
+             {replication}{limits}{}",
+            spec.more
         )
     }
 }
@@ -182,7 +184,14 @@ impl Spec {
             // Whoever has peers hears from them long before.
             join_timeout: "30s",
             drain_delay: "0s",
+            more: String::new(),
         }
+    }
+
+    /// With these sections too.
+    pub fn and(mut self, sections: &str) -> Self {
+        self.more += sections;
+        self
     }
 
     /// Without peers.
@@ -276,7 +285,7 @@ impl Replica {
     }
 
     /// The same, or `None` if the replica has not heard of the bucket.
-    fn find_bucket(&self, limit: &str, key: &[&str]) -> Option<pb::Bucket> {
+    pub fn find_bucket(&self, limit: &str, key: &[&str]) -> Option<pb::Bucket> {
         let text = |part: &&str| pb::KeyValue {
             value: Some(pb::key_value::Value::Text((*part).to_owned())),
         };
