@@ -106,8 +106,7 @@ impl Outbox {
         self.full.borrow_mut().append(turn);
     }
 
-    fn add(&self, socket: Arc<dyn Flush>) {
-        self.full.borrow_mut().push(socket);
+    fn wake(&self) {
         if let Some(task) = &*self.task.borrow() {
             task.wake_by_ref();
         }
@@ -152,6 +151,11 @@ impl<T: AsyncWrite + Unpin> Inner<T> {
     /// The same for the socket's user, who is woken also if the outbox sends the rest.
     fn poll_drain_for(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = self.poll_drain(cx);
+        self.noting(cx, polled)
+    }
+
+    /// Notes whether the user waits, for as long as the outbox may look after him.
+    fn noting<R>(&mut self, cx: &Context<'_>, polled: Poll<R>) -> Poll<R> {
         self.waiting = (polled.is_pending() && self.listed).then(|| cx.waker().clone());
         polled
     }
@@ -210,11 +214,16 @@ impl<T: AsyncWrite + Unpin + Send + 'static> Collecting<T> {
     }
 
     fn list(&self, inner: &mut Inner<T>) {
-        if !std::mem::replace(&mut inner.listed, true) {
-            let socket: Arc<dyn Flush> = Arc::clone(&self.0) as _;
-            // Only a thread that ends has none, and with it the socket does.
-            let _ = OUTBOX.try_with(|outbox| outbox.add(socket));
-        }
+        let listed = std::mem::replace(&mut inner.listed, true);
+        // Only a thread that ends has none, and with it the socket does.
+        let _ = OUTBOX.try_with(|outbox| {
+            if !listed {
+                outbox.full.borrow_mut().push(Arc::clone(&self.0) as Arc<dyn Flush>);
+            }
+            // Also if it is listed: the socket's user may have sent what the outbox
+            // waited with, and in its place have been woken.
+            outbox.wake();
+        });
     }
 }
 
@@ -262,10 +271,11 @@ impl<T: AsyncWrite + Unpin + Send + 'static> AsyncWrite for Collecting<T> {
             ready!(inner.poll_drain_for(cx))?;
         }
         if !collects {
-            return match bufs {
+            let polled = match bufs {
                 [buf] => inner.io()?.poll_write(cx, buf),
                 bufs => inner.io()?.poll_write_vectored(cx, bufs),
             };
+            return inner.noting(cx, polled);
         }
         if let Some(error) = inner.error.take() {
             return Poll::Ready(Err(error));
@@ -293,7 +303,8 @@ impl<T: AsyncWrite + Unpin + Send + 'static> AsyncWrite for Collecting<T> {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut inner = self.inner();
         ready!(inner.poll_drain_for(cx))?;
-        inner.io()?.poll_shutdown(cx)
+        let polled = inner.io()?.poll_shutdown(cx);
+        inner.noting(cx, polled)
     }
 }
 
@@ -373,6 +384,30 @@ mod tests {
             assert_eq!(peer.read(&mut [0]).await.unwrap(), 0);
         })
         .await;
+    }
+
+    /// The sender and the writer are tasks of their own here, so that neither is polled
+    /// for what wakes the other.
+    #[tokio::test]
+    #[allow(clippy::disallowed_methods, reason = "tasks that end with the test")]
+    async fn a_small_write_after_a_large_one_that_waited_is_not_forgotten() {
+        let (ours, mut peer) = duplex(64);
+        let mut socket = Collecting::new(ours);
+        tokio::spawn(send_collected());
+        yield_now().await;
+        socket.write_all(&[b'a'; 200]).await.unwrap();
+        // The outbox finds that there is no room for all of it.
+        yield_now().await;
+        tokio::spawn(async move {
+            // This one waits for the same room, and is woken in place of the outbox.
+            socket.write_all(&[b'b'; MAX_WRITE + 1]).await.unwrap();
+            socket.write_all(b"end").await.unwrap();
+            socket.flush().await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        yield_now().await;
+        let got = read(&mut peer, 200 + MAX_WRITE + 1 + 3).await;
+        assert!(got.ends_with(b"bend"));
     }
 
     #[tokio::test]
