@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::harness::app::{Network, Replica, Spec, meshed, until};
+use crate::harness::app::{Network, Replica, Spec, agreed, meshed, until};
 use crate::harness::{Connection, Reply, Upstream, request};
 
 /// A refusal in the provider's own words.
@@ -263,6 +263,8 @@ fn eg_g35_a_replica_that_dies_with_waiting_requests_spends_nothing_for_them() {
     meshed(&[&dying, &other]);
     assert_eq!(dying.get("/acme/x").status, 200);
     assert_eq!(dying.get("/acme/x").status, 200);
+    // A killed replica takes its last news along.
+    agreed(&[&dying, &other], "acme", &[], 2);
     let mut held: Vec<Connection> = (0..3).map(|_| dying.connect()).collect();
     for connection in &mut held {
         connection.send(request("GET", "/acme/x", &[], ""));
