@@ -13,14 +13,15 @@ use tonic::server::NamedService;
 use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceExt as _};
 
-use super::token::Token;
+use super::connection::Caller;
+use super::guard::Guard;
 
 /// Services by name. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Routes {
     services: Arc<Vec<(&'static str, Grpc)>>,
-    /// What every call must carry but those of the open service.
-    token: Option<Arc<Token>>,
+    /// What every call must have but those of the open service.
+    guard: Arc<Guard>,
     open: &'static str,
 }
 
@@ -41,13 +42,13 @@ where
 }
 
 impl Routes {
-    /// With a token every service needs it but `open`.
+    /// Every service is guarded but `open`.
     pub(super) fn new(
         services: impl IntoIterator<Item = (&'static str, Grpc)>,
-        token: Option<Arc<Token>>,
+        guard: Arc<Guard>,
         open: &'static str,
     ) -> Self {
-        Self { services: Arc::new(services.into_iter().collect()), token, open }
+        Self { services: Arc::new(services.into_iter().collect()), guard, open }
     }
 }
 
@@ -63,9 +64,10 @@ impl Service<Request<Body>> for Routes {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         // A gRPC path is `/service/method`.
         let name = request.uri().path().split('/').nth(1).unwrap_or_default();
-        if let Some(token) = &self.token
-            && name != self.open
-            && let Err(status) = token.check(request.headers())
+        let certified =
+            || request.extensions().get::<Caller>().is_some_and(Caller::has_certificate);
+        if name != self.open
+            && let Err(status) = self.guard.check(request.headers(), certified)
         {
             return Box::pin(async move { Ok(status.into_http()) });
         }

@@ -17,10 +17,13 @@ use tonic_health::server::{HealthReporter, HealthService};
 
 use super::cluster::Cluster;
 use super::connection;
+use super::guard::Guard;
+use super::metrics::Metrics;
 use super::routes::{Routes, route};
 use super::service::AdminService;
 use super::token::{Token, TokenError};
 use crate::runtime::{Drain, ListenAddr, Stage, follow_files};
+use crate::tls;
 use crate::wire;
 use crate::wire::tidegate::admin::v1::admin_server::{AdminServer as Grpc, SERVICE_NAME};
 
@@ -61,7 +64,8 @@ pub struct AdminServer {
     listener: TcpListener,
     bounds: Bounds,
     health: Health,
-    token: Option<Arc<Token>>,
+    guard: Guard,
+    tls: Option<(Arc<tls::Server>, Metrics)>,
 }
 
 /// What `grpc.health.v1` answers. Cheap to clone.
@@ -101,7 +105,16 @@ impl AdminServer {
         let health = Health { reporter: HealthReporter::new(), leaving: Arc::default() };
         // Nobody else has the reporter yet, so that this does not wait.
         let _ = health.set_serving(false).now_or_never();
-        Ok((Self { listener, bounds: Bounds::default(), health, token: None }, address))
+        Ok((
+            Self {
+                listener,
+                bounds: Bounds::default(),
+                health,
+                guard: Guard::default(),
+                tls: None,
+            },
+            address,
+        ))
     }
 
     /// The same, where every call but those of health must carry the token of a file.
@@ -109,8 +122,19 @@ impl AdminServer {
     /// # Errors
     /// If the file has none.
     pub fn with_token(self, path: &Path) -> Result<Self, TokenError> {
-        let token = Some(Arc::new(Token::load(path)?));
-        Ok(Self { token, ..self })
+        let token = Some(Token::load(path)?);
+        Ok(Self { guard: Guard { token, ..self.guard }, ..self })
+    }
+
+    /// The same over TLS. If CAs of clients are named, a client's certificate is enough
+    /// in place of the token, and one of both is needed.
+    ///
+    /// # Errors
+    /// If a file cannot be used.
+    pub fn with_tls(self, files: tls::Serving, metrics: Metrics) -> Result<Self, tls::Error> {
+        let guard = Guard { certificates: files.client_ca.is_some(), ..self.guard };
+        let tls = tls::Server::load(files, tls::Clients::Asked, &[b"h2"])?;
+        Ok(Self { guard, tls: Some((Arc::new(tls), metrics)), ..self })
     }
 
     /// The same with other bounds.
@@ -135,20 +159,26 @@ impl AdminServer {
         service: AdminService<C>,
         drain: Drain,
     ) -> Result<(), ServerError> {
-        let Self { listener, bounds, health, token } = self;
+        let Self { listener, bounds, health, guard, tls } = self;
+        let guard = Arc::new(guard);
         let listener = tokio::net::TcpListener::from_std(listener)?;
         health.reporter.set_service_status(SERVICE_NAME, ServingStatus::Serving).await;
 
         let end = CancellationToken::new();
-        let connections =
-            connection::accept(listener, bounds.connections, bounds.preface, end.clone());
+        let connections = connection::accept(
+            listener,
+            tls.as_ref().map(|(tls, _)| Arc::clone(tls)),
+            bounds.connections,
+            bounds.preface,
+            end.clone(),
+        );
         let services = [
             route(Grpc::new(service).max_decoding_message_size(MAX_REQUEST_BYTES)),
             route(HealthServer::new(HealthService::from_health_reporter(health.reporter.clone()))),
             route(reflection().build_v1()?),
             route(reflection().build_v1alpha()?),
         ];
-        let services = Routes::new(services, token.clone(), health_server::SERVICE_NAME);
+        let services = Routes::new(services, Arc::clone(&guard), health_server::SERVICE_NAME);
         let server = Server::builder()
             .timeout(bounds.request)
             .max_concurrent_streams(bounds.streams)
@@ -169,16 +199,26 @@ impl AdminServer {
             health.set_serving(false).await;
             std::future::pending().await
         };
-        let following = async {
-            match &token {
-                Some(token) => follow_files("admin token", || token.refresh(), |_| {}).await,
+        let token = async {
+            match &guard.token {
+                Some(token) => follow_files("admin.token_file", || token.refresh(), |_| {}).await,
                 None => std::future::pending().await,
             }
+        };
+        let certificate = async {
+            let Some((tls, metrics)) = &tls else { return std::future::pending().await };
+            metrics.certificate(tls.not_after());
+            let told = |change| {
+                metrics.certificate_read(change);
+                metrics.certificate(tls.not_after());
+            };
+            follow_files("admin.tls", || tls.refresh(), told).await;
         };
         tokio::select! {
             served = served => Ok(served?),
             () = leaving => Ok(()),
-            () = following => Ok(()),
+            () = token => Ok(()),
+            () = certificate => Ok(()),
         }
     }
 }

@@ -16,7 +16,7 @@ use anyhow::{Context as _, anyhow, bail};
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
-use crate::admin::{AdminServer, AdminService, Configuration, HttpServer, Pages, Status};
+use crate::admin::{self, AdminServer, AdminService, Configuration, HttpServer, Pages, Status};
 use crate::config::{Config, Source, Watch, reload::Status as ConfigStatus};
 use crate::discovery::{self, Discovery};
 use crate::peer::{self, Mesh, MeshHandle, Replica, Surroundings};
@@ -133,6 +133,10 @@ impl App {
         let (mut admin, admin_address) = AdminServer::bind(config.admin.listen).context("admin")?;
         if let Some(path) = &config.admin.token_file {
             admin = admin.with_token(path).context("admin")?;
+        }
+        let admin_metrics = admin::Metrics::register(metrics.registry());
+        if let Some(files) = &config.admin.tls {
+            admin = admin.with_tls(files.clone(), admin_metrics).context("admin")?;
         }
         let (proxy, proxy_address) = Proxy::bind(
             config.proxy.clone(),
@@ -287,6 +291,9 @@ impl App {
                 report: self.report,
             };
             supervisor.spawn("reload", OnExit::Fail, reload.run(file, hangups, drain.clone()));
+        }
+        if let Some(following) = self.proxy.follow_certificate(&drain) {
+            supervisor.spawn("proxy certificate", OnExit::Ignore, following);
         }
         for following in self.proxy.follow_files(&drain) {
             supervisor.spawn("upstream files", OnExit::Ignore, following);

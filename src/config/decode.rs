@@ -11,13 +11,9 @@ use serde::forward_to_deserialize_any;
 use super::problem::{Place, Problem};
 use super::suggest;
 use super::tree::{Content, Node, join};
-use crate::settings::NOT_SUPPORTED;
 
 /// A file with more faults than this is not a configuration at all.
 pub(super) const MAX_PROBLEMS: usize = 1000;
-
-/// Settings of later versions, which are more than an unknown name.
-const LATER: [&str; 1] = ["tls"];
 
 /// Decodes `node`; `None` if a problem left nothing to decode. Every problem is
 /// added to `problems`.
@@ -54,9 +50,6 @@ pub(super) fn refuse_unknown(node: &Node, names: &[&'static str], problems: &mut
 }
 
 fn unknown(name: &str, names: &[&str]) -> String {
-    if LATER.contains(&name) {
-        return NOT_SUPPORTED.to_owned();
-    }
     match suggest::nearest(name, names) {
         Some(nearest) => format!("unknown field; did you mean `{nearest}`?"),
         None => format!("unknown field; there are {}", suggest::list(names)),

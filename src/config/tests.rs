@@ -43,6 +43,7 @@ fn one_fault(lines: &[String], words: &[&str]) {
 const EVERY_DEFAULT: &str = r#"
 proxy:
   listen: "[::]:8080"
+  tls: none
   upstream: http://127.0.0.1:3000
   upstream_ca: none
   upstream_host: client
@@ -209,7 +210,7 @@ telemetry: [1]
             "13:22: limits[1].key[1]: `ägypten` is not a key part: write client_ip, header:NAME, cookie:NAME, query:NAME, path, method or host",
             "14:11: limits[2].name: `b` is the name of limits[1] already",
             "16:5: limits[2].rate: given twice; first in line 15 column 5",
-            "18:11: admin.listen: `0.0.0.0:9402` is not a loopback address; other addresses need `token_file`",
+            "18:11: admin.listen: `0.0.0.0:9402` is not a loopback address; other addresses need `token_file` or `tls.client_ca`",
             "19:12: telemetry: expected a map, found a list",
         ]
     );
@@ -411,15 +412,48 @@ fn what_a_later_version_brings_is_refused_by_name() {
         let lines = limit_faults(&format!("{{ name: a, rate: 1/s, {fields} }}"));
         one_fault(&lines, &[&format!("limits[0].{path}: "), "not supported by this version"]);
     }
-    for (section, fields, path) in
-        [("proxy", "tls: { cert: a }", "proxy.tls"), ("admin", "tls: a", "admin.tls")]
-    {
-        let upstream = "upstream: http://a";
-        let lines = match section {
-            "proxy" => faults(&format!("proxy: {{ {upstream}, {fields} }}")),
-            _ => faults(&format!("proxy: {{ {upstream} }}\n{section}: {{ {fields} }}")),
-        };
-        one_fault(&lines, &[&format!("{path}: "), "not supported by this version"]);
+}
+
+#[test]
+fn tls_of_a_port_has_a_certificate_and_a_key_and_may_ask_clients_for_theirs() {
+    let of = |section: &str, tls: &str| match section {
+        "proxy" => format!("proxy: {{ upstream: http://a, tls: {tls} }}"),
+        _ => format!("proxy: {{ upstream: http://a }}\nadmin: {{ tls: {tls} }}"),
+    };
+    for section in ["proxy", "admin"] {
+        let full = of(section, "{ cert: a, key: b, client_ca: c, names: ['*.ops'] }");
+        let config = parse("t.yaml", &full, &no_env).unwrap();
+        let tls = if section == "proxy" { config.proxy.tls } else { config.admin.tls }.unwrap();
+        assert_eq!(tls.client_ca.unwrap().to_str(), Some("c"));
+        assert!(parse("t.yaml", &of(section, "none"), &no_env).is_ok());
+        assert!(parse("t.yaml", &of(section, "{ cert: a, key: b }"), &no_env).is_ok());
+        for (tls, fault) in [
+            ("{ cert: a }", &["key: is required"][..]),
+            ("{ cert: a, key: b, names: [a] }", &["names: ", "needs `client_ca`"]),
+            ("{ cert: a, key: b, client_ca: c, names: ['b c'] }", &["names[0]: ", "`b c` is"]),
+            ("{ cert: a, key: b, ca: c }", &["ca: ", "unknown field"]),
+            ("a", &[": "]),
+        ] {
+            let lines = faults(&of(section, tls));
+            one_fault(&lines, &[&[&*format!("{section}.tls")], fault].concat());
+        }
+    }
+    // Any client that the CA signed may send requests, but not be an operator.
+    let open = "{ cert: a, key: b, client_ca: c }";
+    assert!(parse("t.yaml", &of("proxy", open), &no_env).is_ok());
+    one_fault(&faults(&of("admin", open)), &["admin.tls.names: ", "is required"]);
+}
+
+#[test]
+fn an_admin_port_for_others_needs_a_token_or_certificates() {
+    let of = |rest: &str| {
+        format!("proxy: {{ upstream: http://a }}\nadmin: {{ listen: '0.0.0.0:1', {rest} }}")
+    };
+    for fields in ["tls: none", "tls: { cert: a, key: b }"] {
+        one_fault(&faults(&of(fields)), &["admin.listen: ", "`token_file` or `tls.client_ca`"]);
+    }
+    for fields in ["token_file: a", "tls: { cert: a, key: b, client_ca: c, names: [ops] }"] {
+        assert!(parse("t.yaml", &of(fields), &no_env).is_ok(), "{fields}");
     }
 }
 

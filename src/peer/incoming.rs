@@ -9,23 +9,20 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_core::Stream;
 use futures_util::stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
-use tokio_rustls::server::TlsStream;
-use tokio_rustls::{Accept, TlsAcceptor};
-use tokio_util::either::Either;
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
 use super::metrics::{Metrics, Reason};
-use crate::tls;
+use crate::tls::{self, Accepted};
 
 /// Connections at most; one more is closed at once.
 const MAX_CONNECTIONS: usize = 1_024;
@@ -85,69 +82,38 @@ fn bounded(
                 continue;
             }
             let socket = match &tls {
-                None => Socket::Open(Either::Left(stream)),
+                None => Accepted::plain(stream),
                 // As the files say now.
                 Some(tls) => {
-                    Socket::Greeting(Box::new(TlsAcceptor::from(tls.server()).accept(stream)))
+                    let metrics = metrics.clone();
+                    Accepted::greeting(stream, tls.server(), move |greeted| {
+                        if let Err(error) = greeted {
+                            metrics.refused(Reason::Tls);
+                            warn!(%remote, reason = %error, "no TLS with a peer");
+                        }
+                    })
                 }
             };
-            break Connection::new(socket, remote, place, metrics.clone());
+            break Connection::new(socket, remote, place);
         };
         Some((Ok(connection), (listener, places, tls, metrics)))
     })
 }
 
-/// A connection with or without TLS.
-enum Socket {
-    /// TLS does not stand yet.
-    Greeting(Box<Accept<TcpStream>>),
-    Open(Either<TcpStream, Box<TlsStream<TcpStream>>>),
-    Failed,
-}
-
 /// A dialler's connection.
 pub(super) struct Connection {
-    socket: Socket,
+    socket: Accepted,
     origin: Origin,
-    metrics: Metrics,
     /// Until a session was opened.
     patience: Option<Pin<Box<Sleep>>>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Connection {
-    fn new(
-        socket: Socket,
-        remote: SocketAddr,
-        place: OwnedSemaphorePermit,
-        metrics: Metrics,
-    ) -> Self {
+    fn new(socket: Accepted, remote: SocketAddr, place: OwnedSemaphorePermit) -> Self {
         let origin = Origin { remote, greeted: Arc::new(AtomicBool::new(false)) };
         let patience = Some(Box::pin(tokio::time::sleep(PATIENCE)));
-        Self { socket, origin, metrics, patience, _place: place }
-    }
-
-    /// The stream, once TLS stands. The handshake is part of the first read, so that
-    /// the listener does not wait for it.
-    fn poll_socket(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<io::Result<Pin<&mut (impl AsyncRead + AsyncWrite + use<>)>>> {
-        if let Socket::Greeting(accept) = &mut self.socket {
-            match ready!(Pin::new(accept.as_mut()).poll(cx)) {
-                Ok(stream) => self.socket = Socket::Open(Either::Right(Box::new(stream))),
-                Err(error) => {
-                    self.metrics.refused(Reason::Tls);
-                    warn!(remote = %self.origin.remote, reason = %error, "no TLS with a peer");
-                    self.socket = Socket::Failed;
-                    return Poll::Ready(Err(error));
-                }
-            }
-        }
-        Poll::Ready(match &mut self.socket {
-            Socket::Open(stream) => Ok(Pin::new(stream)),
-            Socket::Greeting(_) | Socket::Failed => Err(io::ErrorKind::NotConnected.into()),
-        })
+        Self { socket, origin, patience, _place: place }
     }
 }
 
@@ -174,7 +140,7 @@ impl AsyncRead for Connection {
                 return Poll::Ready(Err(error));
             }
         }
-        ready!(self.poll_socket(cx))?.poll_read(cx, buf)
+        Pin::new(&mut self.socket).poll_read(cx, buf)
     }
 }
 
@@ -184,7 +150,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.poll_socket(cx))?.poll_write(cx, buf)
+        Pin::new(&mut self.socket).poll_write(cx, buf)
     }
 
     fn poll_write_vectored(
@@ -192,22 +158,19 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.poll_socket(cx))?.poll_write_vectored(cx, bufs)
+        Pin::new(&mut self.socket).poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.socket {
-            Socket::Open(stream) => stream.is_write_vectored(),
-            Socket::Greeting(_) | Socket::Failed => false,
-        }
+        self.socket.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_socket(cx))?.poll_flush(cx)
+        Pin::new(&mut self.socket).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_socket(cx))?.poll_shutdown(cx)
+        Pin::new(&mut self.socket).poll_shutdown(cx)
     }
 }
 
@@ -217,6 +180,7 @@ mod tests {
 
     use futures_util::StreamExt as _;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpStream;
 
     use super::*;
 

@@ -13,5 +13,5 @@ pub(super) async fn follow(peers: Arc<tls::Peers>, metrics: Metrics) {
         metrics.certificates_read(change == FileChange::Replaced);
         metrics.certificate(peers.not_after());
     };
-    follow_files("certificates for peers", || peers.refresh(), told).await;
+    follow_files("replication.tls", || peers.refresh(), told).await;
 }

@@ -27,9 +27,13 @@ use crate::tls;
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Proxy")]
 pub struct Config {
-    /// Address for HTTP/1.1 and h2c. Default: `[::]:8080`.
+    /// Address for HTTP/1.1 and HTTP/2. Default: `[::]:8080`.
     #[serde(default = "Config::default_listen")]
     pub listen: ListenAddr,
+    /// Certificates for TLS with clients, over which HTTP/2 and HTTP/1.1 are offered.
+    /// Default: none, without TLS.
+    #[serde(default, with = "OrNone::<tls::Serving>")]
+    pub tls: Option<tls::Serving>,
     /// Where admitted requests go that no route takes: `http://HOST[:PORT]`,
     /// `https://HOST[:PORT]` or `unix:/path`. Required, unless there are routes;
     /// without it such requests are answered 404.
@@ -90,6 +94,7 @@ impl Config {
     pub fn routed() -> Self {
         Self {
             listen: Self::default_listen(),
+            tls: None,
             upstream: None,
             upstream_ca: None,
             upstream_host: UpstreamHost::default(),
@@ -112,6 +117,7 @@ impl Config {
             let message = "needs `trusted_proxies`: only of those is the protocol read";
             faults.push(Fault::new(["proxy_protocol".into()], message).given(&["trusted_proxies"]));
         }
+        faults.extend(self.tls.iter().flat_map(tls::Serving::faults));
         if self.upstream_ca.is_some() && !matches!(self.upstream, Some(Upstream::Https { .. })) {
             let message = "goes with an upstream of `https://` only";
             faults.push(Fault::new(["upstream_ca".into()], message).given(&["upstream"]));

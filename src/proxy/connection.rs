@@ -24,15 +24,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use tokio::net::TcpStream;
 
 use super::alarm::Alarm;
 use super::config::Timeouts;
 use super::outbox::Collecting;
 use super::protocol::{Blocks, Protocol};
 use super::response::Problem;
+use super::socket::ClientSocket;
 use crate::time::{Clock, Timestamp};
 
 /// How much of a refused request's body is read, so that a client which writes
@@ -43,7 +44,7 @@ const LINGER_TIME: Duration = Duration::from_secs(5);
 
 /// How long a new connection may take to send its first request when the process
 /// is about to go: who connected in the last moment has something to say.
-const FIRST_REQUEST: Duration = Duration::from_millis(250);
+pub(super) const FIRST_REQUEST: Duration = Duration::from_millis(250);
 
 /// What a connection is doing. Written and read by the one thread that serves
 /// it; atomic only because an upgraded connection must be `Send`.
@@ -68,7 +69,7 @@ pub(super) struct Activity {
     /// Bytes of the present head before its first line has ended.
     first_line: AtomicUsize,
     /// The socket, once HTTP is done with it.
-    leftover: Mutex<Option<TcpStream>>,
+    leftover: Mutex<Option<ClientSocket>>,
 }
 
 /// Neither a head nor silence.
@@ -90,7 +91,7 @@ pub(super) struct Exchange(Arc<Activity>);
 /// A client's socket that notes what happens on it.
 #[derive(Debug)]
 pub(super) struct ClientStream {
-    io: Collecting<TcpStream>,
+    io: Collecting<ClientSocket>,
     activity: Arc<Activity>,
     protocol: Protocol,
 }
@@ -153,7 +154,7 @@ impl Activity {
     }
 
     /// The socket, if HTTP is done with it.
-    pub(super) fn take_leftover(&self) -> Option<TcpStream> {
+    pub(super) fn take_leftover(&self) -> Option<ClientSocket> {
         self.leftover.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -308,7 +309,7 @@ impl Watchdog {
 }
 
 impl ClientStream {
-    pub(super) fn new(io: TcpStream, activity: Arc<Activity>) -> Self {
+    pub(super) fn new(io: ClientSocket, activity: Arc<Activity>) -> Self {
         Self { io: Collecting::new(io), activity, protocol: Protocol::new() }
     }
 }
@@ -387,7 +388,7 @@ impl AsyncWrite for ClientStream {
 /// Ends a connection whose client may still be writing: says that no more will
 /// come, and reads on for a while. Closing at once would make the kernel reset
 /// the connection, and the client lose an answer that it has not read yet.
-pub(super) async fn linger(mut io: TcpStream) {
+pub(super) async fn linger(mut io: ClientSocket) {
     if io.shutdown().await.is_err() {
         return;
     }
@@ -406,7 +407,7 @@ pub(super) async fn linger(mut io: TcpStream) {
 }
 
 /// Answers a connection that cannot be served, and ends it.
-pub(super) async fn dismiss(mut io: TcpStream, answer: &[u8]) {
+pub(super) async fn dismiss(mut io: ClientSocket, answer: &[u8]) {
     let written = tokio::time::timeout(LINGER_TIME, io.write_all(answer)).await;
     if matches!(written, Ok(Ok(()))) {
         linger(io).await;
@@ -415,12 +416,21 @@ pub(super) async fn dismiss(mut io: TcpStream, answer: &[u8]) {
 
 /// The same for when there is no time for it: nothing is awaited, and the client
 /// may lose the answer if it is still writing.
-pub(super) fn dismiss_at_once(io: &TcpStream, answer: &[u8]) {
-    let io = SockRef::from(io);
+pub(super) fn dismiss_at_once(mut io: ClientSocket, answer: &[u8]) {
     // What was sent so far is taken, since closing on it would reset the connection.
     let mut unread = [MaybeUninit::uninit(); 4096];
-    let _ = io.recv(&mut unread);
-    if io.send(answer).is_ok() {
-        let _ = io.shutdown(Shutdown::Write);
+    let _ = SockRef::from(io.tcp()).recv(&mut unread);
+    if let ClientSocket::Plain(io) = &io {
+        let io = SockRef::from(io);
+        if io.send(answer).is_ok() {
+            let _ = io.shutdown(Shutdown::Write);
+        }
+        return;
+    }
+    // Written by the first attempt, or not at all.
+    let written = io.write_all(answer).now_or_never();
+    if matches!(written, Some(Ok(()))) && io.flush().now_or_never().is_some() {
+        let _ = io.shutdown().now_or_never();
+        let _ = SockRef::from(io.tcp()).shutdown(Shutdown::Write);
     }
 }

@@ -25,6 +25,7 @@ static PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection"
 static HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
 static HTTP: HeaderValue = HeaderValue::from_static("http");
+static HTTPS: HeaderValue = HeaderValue::from_static("https");
 static TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 static CHUNKED: HeaderValue = HeaderValue::from_static("chunked");
 static WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
@@ -36,6 +37,8 @@ pub(super) struct Peer {
     pub(super) ip: IpAddr,
     /// Whether its word on whom it speaks for counts.
     pub(super) trusted: bool,
+    /// Whether it speaks TLS.
+    tls: bool,
     text: HeaderValue,
 }
 
@@ -115,7 +118,12 @@ pub(super) struct BodyShape {
 impl Peer {
     pub(super) fn new(ip: IpAddr, trusted: bool) -> Self {
         let ip = ip.to_canonical();
-        Self { ip, trusted, text: address_value(ip) }
+        Self { ip, trusted, tls: false, text: address_value(ip) }
+    }
+
+    /// The same peer, which speaks TLS or does not.
+    pub(super) fn with_tls(self, tls: bool) -> Self {
+        Self { tls, ..self }
     }
 
     /// The same peer, trusted or not.
@@ -326,7 +334,8 @@ pub(super) fn set_forwarding(
     let real = if client == peer.ip { peer.text.clone() } else { address_value(client) };
     if !present.has(Present::FORWARDING) {
         headers.insert(&X_FORWARDED_FOR, peer.text.clone());
-        headers.insert(&X_FORWARDED_PROTO, HTTP.clone());
+        let proto = if peer.tls { &HTTPS } else { &HTTP };
+        headers.insert(&X_FORWARDED_PROTO, proto.clone());
         if let Some(host) = headers.get(HOST).cloned() {
             headers.insert(&X_FORWARDED_HOST, host);
         }
@@ -343,16 +352,18 @@ pub(super) fn set_forwarding(
     }
     append_element(headers, &X_FORWARDED_FOR, &peer.text);
     if headers.contains_key(FORWARDED) {
+        let proto = if peer.tls { ";proto=https" } else { "" };
         let node = match peer.ip {
-            IpAddr::V4(ip) => format!("for={ip}"),
-            IpAddr::V6(ip) => format!("for=\"[{ip}]\""),
+            IpAddr::V4(ip) => format!("for={ip}{proto}"),
+            IpAddr::V6(ip) => format!("for=\"[{ip}]\"{proto}"),
         };
         if let Ok(node) = HeaderValue::from_maybe_shared(node) {
             append_element(headers, &FORWARDED, &node);
         }
     }
     if !headers.contains_key(&X_FORWARDED_PROTO) {
-        headers.insert(&X_FORWARDED_PROTO, HTTP.clone());
+        let proto = if peer.tls { &HTTPS } else { &HTTP };
+        headers.insert(&X_FORWARDED_PROTO, proto.clone());
     }
     if !headers.contains_key(&X_FORWARDED_HOST)
         && let Some(host) = headers.get(HOST).cloned()
@@ -539,6 +550,32 @@ mod tests {
         assert_eq!(values(&headers, "x-forwarded-proto"), ["http"]);
         assert_eq!(values(&headers, "x-real-ip"), ["127.0.0.2"]);
         assert_eq!(headers.len(), 5);
+    }
+
+    #[test]
+    fn who_speaks_tls_is_said_to_where_nothing_was_said() {
+        for (tls, proto) in [(false, "http"), (true, "https")] {
+            let peer = Peer::new("192.0.2.1".parse().unwrap(), false).with_tls(tls);
+            let mut headers = map(&[("host", "a.example")]);
+            let present = Present::of(&headers);
+            set_forwarding(&mut headers, present, &peer, peer.ip);
+            assert_eq!(values(&headers, "x-forwarded-proto"), [proto]);
+        }
+    }
+
+    #[test]
+    fn who_speaks_tls_is_said_to_unless_a_trusted_peer_knows_better() {
+        let trusted = Peer::new("192.0.2.1".parse().unwrap(), true).with_tls(true);
+        for (peer, proto) in [(trusted.with_trust(false), "https"), (trusted, "wss")] {
+            let mut headers = map(&[("x-forwarded-proto", "wss"), ("forwarded", "for=1.1.1.1")]);
+            let present = Present::of(&headers);
+            set_forwarding(&mut headers, present, &peer, peer.ip);
+            assert_eq!(values(&headers, "x-forwarded-proto"), [proto]);
+            if peer.trusted {
+                let elements = values(&headers, "forwarded");
+                assert_eq!(elements, ["for=1.1.1.1, for=192.0.2.1;proto=https"]);
+            }
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 
+use super::certificates::CertificateMetrics;
 use crate::limiter::{self, LimitSet};
 use crate::runtime::FileChange;
 
@@ -26,8 +27,9 @@ pub struct Metrics {
     held_duration: DurationHistogram,
     in_flight: Family<UpstreamLabels, Gauge>,
     upstream_refusals: Family<UpstreamLabels, Counter>,
-    upstream_ca_reads: Family<ReadLabels, Counter>,
     credential_reads: Family<ReadLabels, Counter>,
+    upstream_ca_reads: Family<ReadLabels, Counter>,
+    pub(super) certificates: CertificateMetrics,
     pub(super) ignored_forwarding: Counter,
     pub(super) refunds: Counter,
     pub(super) accept_errors: Counter,
@@ -211,6 +213,7 @@ impl Metrics {
             upstream_refusals: Family::default(),
             upstream_ca_reads: Family::default(),
             credential_reads: Family::default(),
+            certificates: CertificateMetrics::register(registry),
             ignored_forwarding: Counter::default(),
             refunds: Counter::default(),
             accept_errors: Counter::default(),

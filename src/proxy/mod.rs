@@ -17,6 +17,9 @@
 //! Decisions that show outside:
 //! - a connection beyond `max.connections` is answered 503 and closed, before it
 //!   sends a request; in a flood it is closed without waiting for what it sends;
+//! - with TLS, the PROXY protocol comes before the handshake, which has the time of a
+//!   head; a client that speaks HTTP without TLS is told so with a 400, and one that
+//!   is too many is cut off, since an answer would take a handshake;
 //! - a head that does not come in time is answered 408; who has sent no byte of
 //!   one is closed without a word;
 //! - behind a refused request up to 64 KiB of a body of known length are read and
@@ -44,12 +47,14 @@ use tokio::sync::watch;
 use crate::limiter::{Companion, Limiter};
 use crate::runtime::{Drain, ListenAddr, Stage, Supervisor, follow_files};
 use crate::time::Clock;
+use crate::tls;
 
 mod access;
 mod admission;
 mod again;
 mod alarm;
 mod body;
+mod certificates;
 mod client;
 mod config;
 mod connection;
@@ -57,6 +62,7 @@ mod cors;
 mod egress;
 mod fields;
 mod forward;
+mod handshake;
 mod headers;
 mod hold;
 mod kept;
@@ -71,6 +77,7 @@ mod protocol;
 mod request;
 mod response;
 mod service;
+mod socket;
 mod upstream;
 mod wire;
 mod worker;
@@ -100,6 +107,8 @@ use worker::Worker;
 #[derive(Debug)]
 pub struct Proxy<C: Companion> {
     listeners: Vec<std::net::TcpListener>,
+    /// With clients.
+    serving: Option<Arc<tls::Server>>,
     destinations: Destinations,
     routes: Arc<Routes>,
     config: Arc<Config>,
@@ -123,8 +132,8 @@ impl<C: Companion> Proxy<C> {
     /// chooses one, which the others join.
     ///
     /// # Errors
-    /// If the address cannot be bound, or another process listens there; or if no CA
-    /// can be trusted for an upstream with TLS.
+    /// If the address cannot be bound, or another process listens there; or if the files
+    /// of certificates cannot be used, or no CA is trusted for an upstream with TLS.
     pub fn bind(
         config: Config,
         limiter: Arc<Limiter<C>>,
@@ -133,6 +142,10 @@ impl<C: Companion> Proxy<C> {
         workers: usize,
     ) -> io::Result<(Self, SocketAddr)> {
         let default = Destination::default(&config)?.map(Arc::new);
+        let serving = config.tls.clone().map(|files| {
+            tls::Server::load(files, tls::Clients::Required, &[b"h2", b"http/1.1"]).map(Arc::new)
+        });
+        let serving = serving.transpose().map_err(io::Error::other)?;
         // The first one takes the address for itself, which fails while anybody
         // listens there, another proxy included. Only then is it shared.
         let first = config.listen.bind(false)?;
@@ -147,6 +160,7 @@ impl<C: Companion> Proxy<C> {
         let live = Arc::new(ArcSwap::from_pointee(Live::new(&config)));
         let proxy = Self {
             listeners,
+            serving,
             destinations: Destinations { default, named: Vec::new() },
             routes: Arc::default(),
             config: Arc::new(config),
@@ -207,6 +221,16 @@ impl<C: Companion> Proxy<C> {
         self.destinations.followed().into_iter().map(follow).collect()
     }
 
+    /// Follows the files of the proxy's own certificate, until `drain` aborts. `None`
+    /// without TLS.
+    pub fn follow_certificate(
+        &self,
+        drain: &Drain,
+    ) -> Option<impl Future<Output = ()> + Send + use<C>> {
+        let tls = self.serving.clone()?;
+        Some(certificates::follow(tls, self.metrics.certificates.clone(), drain.clone()))
+    }
+
     /// Starts a thread for each listener. They end when `drain` is complete.
     ///
     /// # Errors
@@ -218,6 +242,7 @@ impl<C: Companion> Proxy<C> {
         for (index, listener) in self.listeners.into_iter().enumerate() {
             let worker = Worker {
                 listener,
+                serving: self.serving.clone(),
                 destinations: self.destinations.clone(),
                 routes: Arc::clone(&self.routes),
                 config: Arc::clone(&self.config),

@@ -23,9 +23,12 @@ use tower::Layer;
 
 use super::body::WithBody;
 use super::config::{self, Config};
-use super::connection::{Activity, ClientStream, Watchdog, dismiss, dismiss_at_once, linger};
+use super::connection::{
+    Activity, ClientStream, FIRST_REQUEST, Watchdog, dismiss, dismiss_at_once, linger,
+};
 use super::egress::{Destination, Destinations, Routes};
 use super::forward::{Forward, Shared};
+use super::handshake::{Begun, Handshakes, last_moment};
 use super::headers::Peer;
 use super::limit::{Enforcer, FindClient, RateLimitLayer};
 use super::live::SharedLive;
@@ -33,11 +36,13 @@ use super::metrics::{Metrics, Outcome};
 use super::request::is_keyed;
 use super::response::{OVERLOADED, Problem, unreadable};
 use super::service::{Edge, EdgeSettings};
+use super::socket::ClientSocket;
 use super::upstream::Upstream;
 use super::{outbox, preamble};
 use crate::limiter::{Client, Companion};
 use crate::runtime::{Drain, Stage, spawn_local};
 use crate::time::Clock;
+use crate::tls;
 
 /// Connections beyond the maximum that may take their time to hear so; more are
 /// told at once or not at all.
@@ -60,9 +65,13 @@ const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// ends the connection, so that a flood of them costs next to nothing.
 const HTTP2_PENDING_RESETS: usize = 20;
 
+/// What a client is told that does not speak TLS where it must.
+const NO_TLS: &str = "HTTP without TLS was sent to a port with TLS: use https";
+
 /// What a thread is made of, before it runs.
 pub(super) struct Worker<C: Companion> {
     pub(super) listener: std::net::TcpListener,
+    pub(super) serving: Option<Arc<tls::Server>>,
     pub(super) destinations: Destinations,
     pub(super) routes: Arc<Routes>,
     pub(super) config: Arc<Config>,
@@ -207,6 +216,8 @@ struct Running<C: Companion> {
     shared: Rc<Shared>,
     settings: Rc<EdgeSettings>,
     builder: Rc<auto::Builder<LocalExecutor>>,
+    /// With TLS.
+    handshakes: Option<Handshakes>,
 }
 
 impl<C: Companion> Worker<C> {
@@ -244,6 +255,9 @@ impl<C: Companion> Worker<C> {
         let leaving = Leaving::follow(self.drain.clone());
         let running = Rc::new(Running {
             builder: Rc::new(server(&config)),
+            handshakes: self
+                .serving
+                .map(|tls| Handshakes::new(tls, self.metrics.certificates.clone())),
             settings: Rc::new(EdgeSettings {
                 max: config.max,
                 patience: config.timeouts.idle,
@@ -329,7 +343,10 @@ impl<C: Companion> Running<C> {
         let open = Rc::new(OpenConnection::new(&self.everywhere, &self.here, &self.metrics));
         if open.count > self.config.max.connections {
             self.metrics.count(Outcome::Overloaded);
-            self.dismiss(io);
+            // What is not TLS would be no answer, and a handshake is not worth it.
+            if self.handshakes.is_none() {
+                self.dismiss(ClientSocket::Plain(io));
+            }
             return;
         }
         // Both only make things better: without them the connection still works.
@@ -339,8 +356,29 @@ impl<C: Companion> Running<C> {
         if self.config.proxy_protocol && self.shared.live.load().trust.trusts(peer) {
             let this = Rc::clone(self);
             spawn_local(async move { this.serve_behind_preamble(io, peer, open).await });
+        } else if self.handshakes.is_some() {
+            let this = Rc::clone(self);
+            spawn_local(async move { this.greet(io, peer, open).await });
         } else {
-            self.serve(io, peer, open);
+            self.serve(ClientSocket::Plain(io), peer, open);
+        }
+    }
+
+    /// Serves a client behind a handshake, if there is to be one.
+    async fn greet(&self, io: TcpStream, peer: IpAddr, open: Rc<OpenConnection>) {
+        let Some(handshakes) = &self.handshakes else {
+            self.serve(ClientSocket::Plain(io), peer, open);
+            return;
+        };
+        let leaving = last_moment(self.leaving.closing(), FIRST_REQUEST);
+        match handshakes.begin(io, self.config.timeouts.header, leaving).await {
+            Begun::Tls(io) => self.serve(ClientSocket::Tls(io), peer, open),
+            Begun::Text(io) => {
+                self.metrics.count(Outcome::Rejected);
+                dismiss(ClientSocket::Plain(io), &unreadable(&Problem::BadRequest(NO_TLS))).await;
+            }
+            Begun::Gone => {}
+            Begun::Failed => self.metrics.count(Outcome::Rejected),
         }
     }
 
@@ -357,7 +395,7 @@ impl<C: Companion> Running<C> {
             () = self.leaving.closing() => return,
         };
         match source {
-            Ok(Ok(source)) => self.serve(io, source.unwrap_or(peer), open),
+            Ok(Ok(source)) => self.greet(io, source.unwrap_or(peer), open).await,
             Ok(Err(error)) => {
                 self.metrics.count(Outcome::Rejected);
                 tracing::debug!(%peer, %error, "a connection is refused");
@@ -367,7 +405,7 @@ impl<C: Companion> Running<C> {
     }
 
     /// Tells a client that it came too late.
-    fn dismiss(&self, io: TcpStream) {
+    fn dismiss(&self, io: ClientSocket) {
         let dismissed = Rc::clone(&self.dismissed);
         if dismissed.get() < MAX_DISMISSED {
             dismissed.set(dismissed.get() + 1);
@@ -376,17 +414,18 @@ impl<C: Companion> Running<C> {
                 dismissed.set(dismissed.get() - 1);
             });
         } else {
-            dismiss_at_once(&io, OVERLOADED);
+            dismiss_at_once(io, OVERLOADED);
         }
     }
 
-    fn serve(&self, io: TcpStream, peer: IpAddr, open: Rc<OpenConnection>) {
+    fn serve(&self, io: ClientSocket, peer: IpAddr, open: Rc<OpenConnection>) {
+        let tls = io.is_tls();
         let activity = Arc::new(Activity::new(self.clock.clone()));
         let stream = ClientStream::new(io, Arc::clone(&activity));
         let forward = Forward::new(
             Rc::clone(&self.shared),
             // Whether it is trusted may change while it is connected.
-            Rc::new(Peer::new(peer, false)),
+            Rc::new(Peer::new(peer, false).with_tls(tls)),
             Rc::clone(&open),
         );
         let clients = ClientsOf { shared: Rc::clone(&self.shared), peer };
@@ -457,7 +496,7 @@ impl<C: Companion> Running<C> {
             match (activity.take_leftover(), problem) {
                 // Who is slow is not given more time.
                 (Some(io), Some(Problem::HeadTimeout)) => {
-                    dismiss_at_once(&io, &unreadable(&Problem::HeadTimeout));
+                    dismiss_at_once(io, &unreadable(&Problem::HeadTimeout));
                 }
                 (Some(io), Some(problem)) => dismiss(io, &unreadable(&problem)).await,
                 (Some(io), None)

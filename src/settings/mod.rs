@@ -14,7 +14,7 @@ mod later;
 mod notation;
 mod optional;
 
-pub use later::{NOT_SUPPORTED, Unsupported};
+pub use later::NOT_SUPPORTED;
 pub use notation::{
     DurationOrZeroText, DurationText, MAX_DURATION, NameText, NetworkText, Networks, OnOff,
     SizeOrNoneText, SizeText, Whole,

@@ -3,11 +3,14 @@
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+use crate::time::wall_clock;
 
 /// Largest file that is read, in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -77,7 +80,7 @@ pub(super) fn certificates(
 }
 
 /// The first private key.
-pub(super) fn key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, Error> {
+fn key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, Error> {
     PrivateKeyDer::from_pem_slice(bytes).map_err(|error| {
         if matches!(error, pem::Error::NoItemsFound) {
             Error::new(What::Key, path, "no private key (PEM, `BEGIN PRIVATE KEY`) is in it")
@@ -102,8 +105,54 @@ pub(super) fn roots(path: &Path, bytes: &[u8]) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// When a certificate ends, in seconds since 1970.
-pub(super) fn not_after(path: &Path, certificate: &CertificateDer<'_>) -> Result<i64, Error> {
+/// The own certificate with those between it and the CA, and its key.
+pub(super) struct Own {
+    pub(super) chain: Vec<CertificateDer<'static>>,
+    pub(super) key: PrivateKeyDer<'static>,
+    /// When the certificate ends, in seconds since 1970.
+    pub(super) not_after: i64,
+}
+
+/// Reads what is in the files of a certificate and of its key.
+pub(super) fn own(
+    cert_path: &Path,
+    cert: &[u8],
+    key_path: &Path,
+    key_bytes: &[u8],
+) -> Result<Own, Error> {
+    let chain = certificates(What::Certificate, cert_path, cert)?;
+    let key = key(key_path, key_bytes)?;
+    let not_after = match chain.first() {
+        Some(own) => not_after(cert_path, own)?,
+        None => 0,
+    };
+    Ok(Own { chain, key, not_after })
+}
+
+/// Why a certificate and a key cannot be used together.
+pub(super) fn unusable(cert: &Path, key: &Path, error: &rustls::Error) -> Error {
+    if matches!(error, rustls::Error::InconsistentKeys(_)) {
+        return Error::new(
+            What::Key,
+            key,
+            format_args!("is not that of the certificate in {}", cert.display()),
+        );
+    }
+    Error::new(What::Key, key, error)
+}
+
+/// Whether a certificate has not ended yet.
+pub(super) fn check_end(cert: &Path, not_after: i64) -> Result<(), Error> {
+    let now = wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    if u64::try_from(not_after).is_ok_and(|end| now <= end) {
+        return Ok(());
+    }
+    let end = u64::try_from(not_after).unwrap_or_default();
+    let end = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(end));
+    Err(Error::new(What::Certificate, cert, format_args!("has ended, at {end}")))
+}
+
+fn not_after(path: &Path, certificate: &CertificateDer<'_>) -> Result<i64, Error> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|error| {
         Error::new(What::Certificate, path, format_args!("is no X.509 certificate: {error}"))
     })?;

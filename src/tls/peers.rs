@@ -1,22 +1,15 @@
 //! Mutual TLS between replicas.
 
-use std::fmt;
 use std::sync::Arc;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
-use rustls::crypto::{self, CryptoProvider, WebPkiSupportedAlgorithms};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, OtherError,
-    RootCertStore, ServerConfig, SignatureScheme,
-};
+use rustls::crypto::{self, CryptoProvider};
+use rustls::{ClientConfig, ServerConfig};
+use tracing::error;
 
 use super::material::{self, Error, What};
+use super::verifier::Verifier;
 use super::versions::{Content, Versions};
-use super::{Mutual, NamePattern};
+use super::{Clients, Mutual};
 
 /// What is spoken over TLS: HTTP/2.
 const PROTOCOL: &[u8] = b"h2";
@@ -40,11 +33,15 @@ impl Peers {
     /// Reads the files.
     ///
     /// # Errors
-    /// If one cannot be used.
+    /// If one cannot be used. A certificate that has ended can, as there is nothing
+    /// better, though peers refuse it.
     pub fn load(files: Mutual) -> Result<Self, Error> {
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
         let sides =
             Versions::load(read(&files)?, |content| Sides::new(&files, content, &provider))?;
+        if let Err(fault) = material::check_end(&files.cert, sides.current().not_after) {
+            error!(reason = %fault, "peers will refuse this certificate");
+        }
         Ok(Self { files, provider, sides })
     }
 
@@ -52,9 +49,14 @@ impl Peers {
     /// next handshake.
     ///
     /// # Errors
-    /// If one cannot be used, for as long as that is so; nothing changed then.
+    /// If one cannot be used or the certificate has ended, for as long as that is so;
+    /// nothing changed then.
     pub fn refresh(&self) -> Result<bool, Error> {
-        let make = |content: &Content<3>| Sides::new(&self.files, content, &self.provider);
+        let make = |content: &Content<3>| {
+            let sides = Sides::new(&self.files, content, &self.provider)?;
+            material::check_end(&self.files.cert, sides.not_after)?;
+            Ok(sides)
+        };
         self.sides.refresh(read(&self.files)?, make)
     }
 
@@ -89,15 +91,11 @@ impl Sides {
         [cert, key, ca]: &Content<3>,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, Error> {
-        let chain = material::certificates(What::Certificate, &files.cert, cert)?;
-        let key = material::key(&files.key, key)?;
-        let roots = Arc::new(material::roots(&files.ca, ca)?);
-        let not_after = match chain.first() {
-            Some(own) => material::not_after(&files.cert, own)?,
-            None => 0,
-        };
-        let unusable = |error: rustls::Error| Error::new(What::Key, &files.key, error);
-        let verifier = Arc::new(Verifier::new(files, roots, provider)?);
+        let own = material::own(&files.cert, cert, &files.key, key)?;
+        let (chain, key) = (own.chain, own.key);
+        let unusable = |error| material::unusable(&files.cert, &files.key, &error);
+        let verifier = Verifier::new(&files.ca, ca, &files.names, Clients::Required, provider)?;
+        let verifier = Arc::new(verifier);
         let versions = rustls::ALL_VERSIONS;
         let mut server = ServerConfig::builder_with_provider(Arc::clone(provider))
             .with_protocol_versions(versions)
@@ -119,151 +117,7 @@ impl Sides {
         server.send_tls13_tickets = 0;
         server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
         client.resumption = rustls::client::Resumption::disabled();
+        let not_after = own.not_after;
         Ok(Self { server: Arc::new(server), client: Arc::new(client), not_after })
-    }
-}
-
-/// Checks the other side: signed by the CA, valid now, and one of the names.
-#[derive(Debug)]
-struct Verifier {
-    roots: Arc<RootCertStore>,
-    clients: Arc<dyn ClientCertVerifier>,
-    algorithms: WebPkiSupportedAlgorithms,
-    names: Vec<NamePattern>,
-}
-
-/// The certificate is sound, but of somebody else.
-#[derive(Debug)]
-struct Stranger {
-    has: Vec<String>,
-    allowed: Vec<String>,
-}
-
-impl fmt::Display for Stranger {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let allowed = self.allowed.join("`, `");
-        match self.has.as_slice() {
-            [] => write!(f, "it has no name, and `{allowed}` is allowed"),
-            has => write!(f, "it is for `{}`, and `{allowed}` is allowed", has.join("`, `")),
-        }
-    }
-}
-
-impl std::error::Error for Stranger {}
-
-impl Verifier {
-    fn new(
-        files: &Mutual,
-        roots: Arc<RootCertStore>,
-        provider: &Arc<CryptoProvider>,
-    ) -> Result<Self, Error> {
-        let clients =
-            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider))
-                .build()
-                .map_err(|error| Error::new(What::Ca, &files.ca, error))?;
-        let algorithms = provider.signature_verification_algorithms;
-        Ok(Self { roots, clients, algorithms, names: files.names.clone() })
-    }
-
-    fn check_names(&self, certificate: &CertificateDer<'_>) -> Result<(), rustls::Error> {
-        let parsed = webpki::EndEntityCert::try_from(certificate)
-            .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
-        let allowed =
-            parsed.valid_dns_names().any(|dns| self.names.iter().any(|n| n.allows_dns(dns)))
-                || parsed.valid_uri_names().any(|uri| self.names.iter().any(|n| n.allows_uri(uri)));
-        if allowed {
-            return Ok(());
-        }
-        let has = parsed.valid_dns_names().chain(parsed.valid_uri_names());
-        let stranger = Stranger {
-            has: has.map(str::to_owned).collect(),
-            allowed: self.names.iter().map(ToString::to_string).collect(),
-        };
-        let error = CertificateError::Other(OtherError(Arc::new(stranger)));
-        Err(rustls::Error::InvalidCertificate(error))
-    }
-}
-
-impl ServerCertVerifier for Verifier {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let parsed = ParsedCertificate::try_from(end_entity)?;
-        let algorithms = self.algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(
-            &parsed,
-            &self.roots,
-            intermediates,
-            now,
-            algorithms,
-        )?;
-        self.check_names(end_entity)?;
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        crypto::verify_tls12_signature(message, cert, signature, &self.algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        crypto::verify_tls13_signature(message, cert, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
-}
-
-impl ClientCertVerifier for Verifier {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.clients.root_hint_subjects()
-    }
-
-    fn verify_client_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        let verified = self.clients.verify_client_cert(end_entity, intermediates, now)?;
-        self.check_names(end_entity)?;
-        Ok(verified)
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.clients.verify_tls12_signature(message, cert, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.clients.verify_tls13_signature(message, cert, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.clients.supported_verify_schemes()
     }
 }

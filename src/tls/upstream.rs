@@ -101,6 +101,14 @@ fn unusable(ca: Option<&Path>, reason: impl std::fmt::Display) -> Error {
     Error::new(What::Ca, ca.unwrap_or(Path::new("of the system")), reason)
 }
 
+/// The CAs of a file, or those that the system trusts.
+pub(super) fn trusted_roots(ca: Option<&Path>) -> Result<RootCertStore, Error> {
+    match ca {
+        Some(path) => material::roots(path, &material::read(What::Ca, path)?),
+        None => system_roots(),
+    }
+}
+
 fn system_roots() -> Result<RootCertStore, Error> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
@@ -112,5 +120,5 @@ fn system_roots() -> Result<RootCertStore, Error> {
     let reasons: Vec<String> = found.errors.iter().map(ToString::to_string).collect();
     let why = if reasons.is_empty() { "there are none".to_owned() } else { reasons.join("; ") };
     let path = Path::new("of the system");
-    Err(Error::new(What::Ca, path, format_args!("{why}; `upstream_ca` can name a file instead")))
+    Err(Error::new(What::Ca, path, format_args!("{why}; name a file instead")))
 }

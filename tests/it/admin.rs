@@ -221,7 +221,7 @@ pub(crate) struct Replica {
     pub(crate) cluster: Arc<FakeCluster>,
     pub(crate) enforcer: Arc<Enforcer<Companion>>,
     pub(crate) clock: Clock,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     health: Health,
     control: Option<DrainControl>,
     server: JoinHandle<()>,
@@ -253,7 +253,7 @@ impl Replica {
         Self::start_guarded(limits, peers, |server| server.with_bounds(bounds), dress).await
     }
 
-    async fn start_guarded(
+    pub(crate) async fn start_guarded(
         limits: LimitSet,
         peers: Vec<PeerView>,
         guard: impl FnOnce(AdminServer) -> AdminServer,

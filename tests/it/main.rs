@@ -39,3 +39,4 @@ mod proxy_pressure;
 mod proxy_routes;
 mod proxy_security;
 mod proxy_tls;
+mod tls_ports;

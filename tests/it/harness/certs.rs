@@ -10,7 +10,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tempfile::TempDir;
-use tidegate::tls::Mutual;
+use tidegate::tls::{Mutual, Serving};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
@@ -37,6 +37,13 @@ impl Ca {
     /// A certificate that was over long ago.
     pub fn sign_expired(&self, name: &str) -> (String, String) {
         self.sign_as(name, |params| params.not_after = rcgen::date_time_ymd(2001, 1, 1))
+    }
+
+    /// A certificate that is over some seconds from now.
+    pub fn sign_for(&self, name: &str, time: std::time::Duration) -> (String, String) {
+        self.sign_as(name, |params| {
+            params.not_after = (std::time::SystemTime::now() + time).into();
+        })
     }
 
     fn sign_as(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> (String, String) {
@@ -112,6 +119,16 @@ impl Files {
         let new = self.path().join("new");
         fs::write(&new, content).unwrap();
         fs::rename(new, self.path().join(name)).unwrap();
+    }
+
+    /// The certificate for a port; clients need one of this CA if `client_ca`.
+    pub fn serving(&self, client_ca: bool, names: &[&str]) -> Serving {
+        Serving {
+            cert: self.path().join("tls.crt"),
+            key: self.path().join("tls.key"),
+            client_ca: client_ca.then(|| self.path().join("ca.crt")),
+            names: names.iter().map(|name| name.parse().unwrap()).collect(),
+        }
     }
 
     pub fn mutual(&self, names: &[&str]) -> Mutual {

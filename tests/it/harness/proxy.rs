@@ -135,6 +135,11 @@ impl Setup {
         let (control, drain) = DrainControl::new();
         let (supervisor, failures) = Supervisor::new();
         let (tuner, preview) = (proxy.tuner(), proxy.preview());
+        if let Some(following) = proxy.follow_certificate(&drain) {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.unwrap();
+            std::thread::spawn(move || runtime.block_on(following));
+        }
         for following in proxy.follow_files(&drain) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.unwrap();
