@@ -1,5 +1,5 @@
-//! What threads share (layer 0): locks, atomic numbers and the queues of the hot
-//! path, under one name each.
+//! What threads share (layer 0): locks, atomic numbers, the map of buckets and the
+//! queues of the hot path, under one name each.
 //!
 //! With `--cfg shuttle` these are models of themselves that a scheduler can
 //! interleave in every way, so that `tests/interleavings.rs` checks the code that
@@ -10,6 +10,8 @@ mod model;
 
 #[cfg(not(shuttle))]
 pub(crate) use crossbeam_queue::SegQueue;
+#[cfg(not(shuttle))]
+pub(crate) use dashmap::{DashMap, mapref::entry::Entry};
 /// How hashes of what strangers may choose are seeded: anew by every process. In
 /// the models every run of one seed is the same.
 #[cfg(shuttle)]
@@ -17,7 +19,7 @@ pub(crate) use foldhash::quality::FixedState as Seed;
 #[cfg(not(shuttle))]
 pub(crate) use foldhash::quality::RandomState as Seed;
 #[cfg(shuttle)]
-pub(crate) use model::SegQueue;
+pub(crate) use model::{DashMap, Entry, SegQueue};
 #[cfg(shuttle)]
 pub(crate) use shuttle::hint::spin_loop;
 #[cfg(shuttle)]
@@ -26,11 +28,3 @@ pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
 pub(crate) use std::hint::spin_loop;
 #[cfg(not(shuttle))]
 pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
-
-/// Parts into which buckets are divided, each with a lock of its own: many more than
-/// worker threads, so that two of them seldom want the same.
-#[cfg(not(shuttle))]
-pub(crate) const SHARDS: usize = 64;
-/// Few, so that buckets meet in one; not one, so that they do not always.
-#[cfg(shuttle)]
-pub(crate) const SHARDS: usize = 2;

@@ -40,7 +40,6 @@ mod quota;
 mod reload;
 mod request;
 mod rule;
-mod shard;
 mod slot;
 mod store;
 #[cfg(test)]

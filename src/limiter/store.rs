@@ -5,26 +5,22 @@
 //! here or above holds two guards at once.
 //!
 //! The number of buckets is bounded. At the bound a new one takes the place of
-//! the fullest of a small sample, which loses least. Samples are taken shard by
-//! shard, and in each of them round and round, like the hand of a clock.
-
-use std::hash::BuildHasher as _;
-use std::sync::PoisonError;
+//! the fullest of a small sample, which loses least. The sample comes from a queue
+//! of identities, oldest first, like the hand of a clock.
 
 use super::bucket::TokenBucket;
 use super::key::BucketId;
 use super::limit::LimitIndex;
-use super::shard::Shard;
 use super::slot::Slot;
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use crate::sync::{Mutex, MutexGuard, SHARDS, Seed, spin_loop};
+use crate::sync::{DashMap, Entry, SegQueue, Seed, spin_loop};
 
 /// What became of an attempt to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Room {
     /// A bucket went.
     Made,
-    /// None could go, but other threads are about to bring some.
+    /// None could go, but other threads are about to bring some back.
     Soon,
     /// None may go: every bucket is held by a request at this moment.
     None,
@@ -32,40 +28,41 @@ pub(super) enum Room {
 
 /// How many buckets are compared when one has to go.
 const SAMPLE: usize = 8;
+/// Identities in the queue of which no bucket exists any more are dropped when
+/// there are this many more of them than buckets.
+const QUEUE_SLACK: usize = 4096;
+
+/// The map keeps room for so many buckets whatever it holds.
+const MAP_SLACK: usize = 1024;
 
 /// All buckets of a process.
 #[derive(Debug)]
 pub struct Store<S> {
-    shards: Box<[Padded<Mutex<Shard<S>>>]>,
-    seed: Seed,
+    /// Boxed, since the map keeps about as many free places as taken ones. Identities
+    /// are hashes, but of what strangers choose and under a key that is no secret, so
+    /// the map has a seed of its own.
+    map: DashMap<BucketId, Box<Slot<S>>, Seed>,
     count: AtomicUsize,
     max: usize,
-    /// How many samples were begun: each at the next shard.
-    hand: AtomicUsize,
+    hand: SegQueue<BucketId>,
     lives: AtomicU32,
 }
-
-/// On cache lines of its own, so that a lock does not slow down its neighbours.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct Padded<T>(T);
 
 impl<S> Store<S> {
     /// No buckets, and room for `max`.
     pub fn new(max: usize) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Padded(Mutex::new(Shard::default()))).collect(),
-            seed: Seed::default(),
+            map: DashMap::with_hasher(Seed::default()),
             count: AtomicUsize::new(0),
             max: max.max(1),
-            hand: AtomicUsize::new(0),
+            hand: SegQueue::new(),
             lives: AtomicU32::new(0),
         }
     }
 
-    /// For how many buckets memory was taken.
+    /// For how many buckets the map has taken memory.
     pub fn capacity(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard).capacity()).sum()
+        self.map.capacity()
     }
 
     /// A number for the life of a bucket.
@@ -83,22 +80,9 @@ impl<S> Store<S> {
         self.len() == 0
     }
 
-    /// Identities are hashes, but of what strangers choose and under a key that is no
-    /// secret.
-    fn hash(&self, id: BucketId) -> u64 {
-        self.seed.hash_one(id)
-    }
-
-    /// The shard of the identities with this hash. Their places in it are chosen by
-    /// the lowest and the highest bits.
-    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard<S>> {
-        lock(&self.shards[(hash >> 32) as usize % SHARDS])
-    }
-
     /// Runs `f` on a bucket that exists.
     pub fn with_existing<R>(&self, id: BucketId, f: impl FnOnce(&mut Slot<S>) -> R) -> Option<R> {
-        let hash = self.hash(id);
-        self.shard(hash).find(hash, id).map(f)
+        self.map.get_mut(&id).map(|mut slot| f(slot.value_mut()))
     }
 
     /// Takes a place for a new bucket, if there is one.
@@ -134,14 +118,14 @@ impl<S> Store<S> {
         make_room: impl Fn() -> Room,
         f: impl FnOnce(&mut Slot<S>) -> R,
     ) -> R {
-        let hash = self.hash(id);
-        // A hit takes this path: nothing is allocated.
-        if let Some(slot) = self.shard(hash).find(hash, id) {
+        // A hit takes this path: no entry is built and nothing allocated.
+        if let Some(mut slot) = self.map.get_mut(&id) {
+            let slot = slot.value_mut();
             slot.learn_key(key);
             return f(slot);
         }
         // A place first, so that the bound holds whoever else wants the last one;
-        // and before the shard is locked, since room is made in any of them.
+        // and before the shard is locked, since room is made in other shards.
         while !self.reserve() {
             match make_room() {
                 Room::Made => {}
@@ -152,19 +136,21 @@ impl<S> Store<S> {
                 }
             }
         }
-        let mut shard = self.shard(hash);
-        if let Some(slot) = shard.find(hash, id) {
-            self.count.fetch_sub(1, Ordering::Relaxed);
-            slot.learn_key(key);
-            return f(slot);
+        match self.map.entry(id) {
+            Entry::Occupied(mut slot) => {
+                self.count.fetch_sub(1, Ordering::Relaxed);
+                let slot = slot.get_mut();
+                slot.learn_key(key);
+                f(slot)
+            }
+            Entry::Vacant(vacant) => {
+                // Not before: a bucket of this identity may have been dropped since.
+                let slot = Slot::new(limit, revision, make(), key, self.new_life());
+                let mut slot = vacant.insert(Box::new(slot));
+                self.hand.push(id);
+                f(slot.value_mut())
+            }
         }
-        // Not before: a bucket of this identity may have been dropped since.
-        let mut slot = Slot::new(limit, revision, make(), key, self.new_life());
-        let result = f(&mut slot);
-        if shard.insert(hash, id, slot, |id| self.hash(id)).is_none() {
-            self.count.fetch_sub(1, Ordering::Relaxed);
-        }
-        result
     }
 
     /// Drops the bucket of a sample for which `rank` is highest. A bucket without a
@@ -175,39 +161,43 @@ impl<S> Store<S> {
         last: impl FnOnce(BucketId, &Slot<S>),
     ) -> Room {
         let mut best: Option<(K, BucketId)> = None;
-        let (mut ranked, mut is_empty) = (0, true);
-        let first = self.hand.fetch_add(1, Ordering::Relaxed);
-        for step in 0..SHARDS {
-            let mut shard = lock(&self.shards[first.wrapping_add(step) % SHARDS]);
-            for (id, slot) in shard.sample(SAMPLE - ranked) {
-                is_empty = false;
-                let Some(key) = rank(id, slot) else { continue };
-                ranked += 1;
-                if best.as_ref().is_none_or(|(top, _)| key > *top) {
-                    best = Some((key, id));
+        let mut seen = 0;
+        // Identities without a bucket are skipped, but not for ever.
+        for _ in 0..self.max.min(SAMPLE * 16) {
+            let Some(id) = self.hand.pop() else { break };
+            let Some(found) = self.map.get(&id) else { continue };
+            let ranked = rank(id, found.value());
+            drop(found);
+            match ranked {
+                Some(key) if best.as_ref().is_none_or(|(top, _)| key > *top) => {
+                    if let Some((_, loser)) = best.replace((key, id)) {
+                        self.hand.push(loser);
+                    }
                 }
+                Some(_) | None => self.hand.push(id),
             }
-            if ranked == SAMPLE {
+            seen += 1;
+            if seen == SAMPLE {
                 break;
             }
         }
         let Some((_, id)) = best else {
-            // Those that were counted may be about to come.
-            return if is_empty { Room::Soon } else { Room::None };
+            // All that are there may be in the samples of others, or about to come.
+            return if seen == 0 { Room::Soon } else { Room::None };
         };
-        let hash = self.hash(id);
-        // A request may hold it by now, or it may be gone.
-        let leaves = |slot: &Slot<S>| {
-            let leaves = rank(id, slot).is_some();
+        // A request may hold it by now.
+        let evicted = self.map.remove_if(&id, |id, slot| {
+            let leaves = rank(*id, slot).is_some();
             if leaves {
-                last(id, slot);
+                last(*id, slot);
             }
             leaves
-        };
-        if self.shard(hash).remove_if(hash, id, leaves, |id| self.hash(id)) {
+        });
+        if evicted.is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
             Room::Made
         } else {
+            self.hand.push(id);
             Room::Soon
         }
     }
@@ -215,25 +205,32 @@ impl<S> Store<S> {
     /// Visits every bucket, one shard at a time. Buckets that come or go
     /// meanwhile may be missed.
     pub fn for_each(&self, mut visit: impl FnMut(BucketId, &Slot<S>)) {
-        for shard in &self.shards {
-            lock(shard).iter().for_each(|(id, slot)| visit(id, slot));
+        for slot in &self.map {
+            visit(*slot.key(), slot.value());
         }
     }
 
     /// Drops the buckets for which `keep` is false and returns how many went.
-    /// Memory that a flood took is given back when the flood is over.
     pub fn retain(&self, mut keep: impl FnMut(BucketId, &mut Slot<S>) -> bool) -> usize {
         let mut dropped = 0;
-        for shard in &self.shards {
-            let went = lock(shard).retain(&mut keep, |id| self.hash(id));
-            self.count.fetch_sub(went, Ordering::Relaxed);
-            dropped += went;
+        self.map.retain(|id, slot| {
+            let kept = keep(*id, slot);
+            dropped += usize::from(!kept);
+            kept
+        });
+        self.count.fetch_sub(dropped, Ordering::Relaxed);
+        // Memory that a flood took is given back when the flood is over.
+        if dropped > 0 && self.map.capacity() > 4 * (self.len() + MAP_SLACK) {
+            self.map.shrink_to_fit();
+        }
+        if self.hand.len() > 2 * self.len() + QUEUE_SLACK {
+            for _ in 0..self.hand.len() {
+                let Some(id) = self.hand.pop() else { break };
+                if self.map.contains_key(&id) {
+                    self.hand.push(id);
+                }
+            }
         }
         dropped
     }
-}
-
-fn lock<S>(shard: &Padded<Mutex<Shard<S>>>) -> MutexGuard<'_, Shard<S>> {
-    // Each step on a bucket leaves it valid, and a bucket that is half made is not in.
-    shard.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
