@@ -13,7 +13,7 @@ use super::key::BucketId;
 use super::limit::LimitIndex;
 use super::slot::Slot;
 use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use crate::sync::{DashMap, Entry, SegQueue, Seed, spin_loop};
+use crate::sync::{DashMap, Entry, Seed, SegQueue, spin_loop};
 
 /// What became of an attempt to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
