@@ -37,8 +37,9 @@ impl Caller {
     }
 }
 
-/// The connections that `listener` accepts, over TLS if there is `tls`: at most `most` at a time, each ended
-/// unless its preface has come after `preface`, and all when `end` is cancelled.
+/// The connections that `listener` accepts, over TLS if there is `tls`: at most `most` at
+/// a time, each ended unless its preface has come after `preface`, and all when `end` is
+/// cancelled.
 pub(super) fn accept(
     listener: TcpListener,
     tls: Option<Arc<tls::Server>>,

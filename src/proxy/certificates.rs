@@ -9,14 +9,15 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::runtime::{Drain, FileChange, Stage, follow_files};
+use crate::runtime::{Drain, Stage, follow_files};
+use crate::telemetry::FileReads;
 use crate::tls;
 
 /// What is counted of certificates; clones count into the same numbers.
 #[derive(Clone, Debug)]
 pub(super) struct CertificateMetrics {
     greetings: [Counter; Greeting::ALL.len()],
-    reads: Reads,
+    reads: FileReads,
     not_after: Gauge<i64, AtomicI64>,
 }
 
@@ -33,12 +34,6 @@ pub(super) enum Greeting {
     Displaced,
     /// The client speaks HTTP without TLS.
     Text,
-}
-
-#[derive(Clone, Debug)]
-struct Reads {
-    success: Counter,
-    failure: Counter,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -60,31 +55,13 @@ impl Greeting {
     }
 }
 
-impl Reads {
-    fn register(registry: &mut Registry, name: &str, help: &str) -> Self {
-        let reads = Family::<ResultLabels, Counter>::default();
-        let counter = |result| reads.get_or_create_owned(&ResultLabels { result });
-        let (success, failure) = (counter("success"), counter("failure"));
-        registry.register(name, help, reads);
-        Self { success, failure }
-    }
-
-    fn count(&self, change: FileChange) {
-        match change {
-            FileChange::Replaced => &self.success,
-            FileChange::Refused => &self.failure,
-        }
-        .inc();
-    }
-}
-
 impl CertificateMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let greetings = Family::<ResultLabels, Counter>::default();
         let metrics = Self {
             greetings: Greeting::ALL
                 .map(|how| greetings.get_or_create_owned(&ResultLabels { result: how.label() })),
-            reads: Reads::register(
+            reads: FileReads::register(
                 registry,
                 "proxy_certificate_reads",
                 "Changes of the files of the proxy port's certificate, by result: success, failure",

@@ -15,8 +15,8 @@ pub(super) struct Kept(Mutex<Keeping>);
 
 #[derive(Debug)]
 enum Keeping {
-    /// More may come.
-    Part(Vec<Bytes>),
+    /// More may come. So many bytes did.
+    Part(Vec<Bytes>, usize),
     /// All of it.
     Whole(Vec<Bytes>),
     /// It is too large, has trailers, or broke off.
@@ -33,7 +33,7 @@ pub(super) struct Replay {
 
 impl Default for Keeping {
     fn default() -> Self {
-        Self::Part(Vec::new())
+        Self::Part(Vec::new(), 0)
     }
 }
 
@@ -41,10 +41,12 @@ impl Kept {
     /// Keeps the next piece.
     pub(super) fn read(&self, frame: &Frame<Bytes>) {
         let mut keeping = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Keeping::Part(pieces) = &mut *keeping else { return };
-        let length: usize = pieces.iter().map(Bytes::len).sum();
+        let Keeping::Part(pieces, length) = &mut *keeping else { return };
         match frame.data_ref() {
-            Some(data) if length + data.len() <= KEPT_BYTES => pieces.push(data.clone()),
+            Some(data) if *length + data.len() <= KEPT_BYTES => {
+                *length += data.len();
+                pieces.push(data.clone());
+            }
             Some(_) | None => *keeping = Keeping::Lost,
         }
     }
@@ -52,7 +54,7 @@ impl Kept {
     /// Nothing follows.
     pub(super) fn ended(&self) {
         let mut keeping = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Keeping::Part(pieces) = &mut *keeping {
+        if let Keeping::Part(pieces, _) = &mut *keeping {
             *keeping = Keeping::Whole(std::mem::take(pieces));
         }
     }

@@ -15,6 +15,7 @@ use prometheus_client::registry::{Registry, Unit};
 use super::certificates::CertificateMetrics;
 use crate::limiter::{self, LimitSet};
 use crate::runtime::FileChange;
+use crate::telemetry::FileReads;
 
 /// The proxy's metrics; clones count into the same numbers.
 #[derive(Clone, Debug)]
@@ -27,8 +28,8 @@ pub struct Metrics {
     held_duration: DurationHistogram,
     in_flight: Family<UpstreamLabels, Gauge>,
     upstream_refusals: Family<UpstreamLabels, Counter>,
-    credential_reads: Family<ReadLabels, Counter>,
-    upstream_ca_reads: Family<ReadLabels, Counter>,
+    credential_reads: FileReads,
+    upstream_ca_reads: FileReads,
     pub(super) certificates: CertificateMetrics,
     pub(super) ignored_forwarding: Counter,
     pub(super) refunds: Counter,
@@ -151,21 +152,6 @@ struct UpstreamLabels {
     upstream: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReadLabels {
-    result: &'static str,
-}
-
-impl ReadLabels {
-    const fn of(change: FileChange) -> Self {
-        let result = match change {
-            FileChange::Replaced => "success",
-            FileChange::Refused => "failure",
-        };
-        Self { result }
-    }
-}
-
 impl Outcome {
     const ALL: [Self; 7] = [
         Self::Forwarded,
@@ -211,8 +197,16 @@ impl Metrics {
             held_duration: DurationHistogram::default(),
             in_flight: Family::default(),
             upstream_refusals: Family::default(),
-            upstream_ca_reads: Family::default(),
-            credential_reads: Family::default(),
+            upstream_ca_reads: FileReads::register(
+                registry,
+                "upstream_ca_reads",
+                "Changes of files with the CAs of upstreams, by result: success, failure",
+            ),
+            credential_reads: FileReads::register(
+                registry,
+                "upstream_credential_reads",
+                "Changes of files with credentials for upstreams, by result: success, failure",
+            ),
             certificates: CertificateMetrics::register(registry),
             ignored_forwarding: Counter::default(),
             refunds: Counter::default(),
@@ -272,21 +266,7 @@ impl Metrics {
             "Answers of named upstreams by which they refuse for having too many requests",
             metrics.upstream_refusals.clone(),
         );
-        registry.register(
-            "upstream_ca_reads",
-            "Changes of files with the CAs of upstreams, by result: success, failure",
-            metrics.upstream_ca_reads.clone(),
-        );
-        registry.register(
-            "upstream_credential_reads",
-            "Changes of files with credentials for upstreams, by result: success, failure",
-            metrics.credential_reads.clone(),
-        );
         registry.register("connections", "Open client connections", metrics.connections.clone());
-        for change in [FileChange::Replaced, FileChange::Refused] {
-            drop(metrics.upstream_ca_reads.get_or_create(&ReadLabels::of(change)));
-            drop(metrics.credential_reads.get_or_create(&ReadLabels::of(change)));
-        }
         for (_, limit) in limits.iter() {
             metrics.limit(limit.name());
         }
@@ -344,7 +324,7 @@ impl Metrics {
     /// A file with the CAs of an upstream changed, or one with a credential for it.
     pub(super) fn file_read(&self, is_credential: bool, change: FileChange) {
         let reads = if is_credential { &self.credential_reads } else { &self.upstream_ca_reads };
-        reads.get_or_create(&ReadLabels::of(change)).inc();
+        reads.count(change);
     }
 
     /// Records how long the upstream took.
