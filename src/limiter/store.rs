@@ -161,29 +161,34 @@ impl<S> Store<S> {
         last: impl FnOnce(BucketId, &Slot<S>),
     ) -> Room {
         let mut best: Option<(K, BucketId)> = None;
-        let mut seen = 0;
-        // Identities without a bucket are skipped, but not for ever.
-        for _ in 0..self.max.min(SAMPLE * 16) {
+        let (mut ranked, mut is_empty) = (0, true);
+        // Once round at most. Identities without a bucket leave the queue, and buckets
+        // that must stay are passed over: however many there are, another one goes.
+        for _ in 0..self.hand.len() {
             let Some(id) = self.hand.pop() else { break };
             let Some(found) = self.map.get(&id) else { continue };
-            let ranked = rank(id, found.value());
+            is_empty = false;
+            let key = rank(id, found.value());
             drop(found);
-            match ranked {
-                Some(key) if best.as_ref().is_none_or(|(top, _)| key > *top) => {
-                    if let Some((_, loser)) = best.replace((key, id)) {
-                        self.hand.push(loser);
-                    }
+            let Some(key) = key else {
+                self.hand.push(id);
+                continue;
+            };
+            ranked += 1;
+            if best.as_ref().is_none_or(|(top, _)| key > *top) {
+                if let Some((_, loser)) = best.replace((key, id)) {
+                    self.hand.push(loser);
                 }
-                Some(_) | None => self.hand.push(id),
+            } else {
+                self.hand.push(id);
             }
-            seen += 1;
-            if seen == SAMPLE {
+            if ranked == SAMPLE {
                 break;
             }
         }
         let Some((_, id)) = best else {
             // All that are there may be in the samples of others, or about to come.
-            return if seen == 0 { Room::Soon } else { Room::None };
+            return if is_empty { Room::Soon } else { Room::None };
         };
         // A request may hold it by now.
         let evicted = self.map.remove_if(&id, |id, slot| {

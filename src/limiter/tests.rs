@@ -274,6 +274,25 @@ fn more_buckets_than_allowed_do_not_stay() {
 }
 
 #[test]
+fn buckets_that_must_stay_do_not_keep_others_from_going() {
+    let limiter = with_room([keyed(limit("k", "5/s", 5), Source::Header("x-k".into()))], 31);
+    let quota = Quota::try_new("5/s".parse().unwrap(), 5).unwrap();
+    // Far more than a sample in front, then one that nobody needs.
+    for i in 0..31 {
+        let full = || TokenBucket::full(&quota, NOW);
+        limiter.store().with(BucketId::from_bytes([i; 16]), LimitIndex(0), None, full, |slot| {
+            if i < 30 {
+                slot.hold(1);
+            }
+        });
+    }
+    for i in 0..100 {
+        limiter.decide(&FakeRequest::get("/").with_header("x-k", &i.to_string()), NOW);
+        assert_eq!(limiter.store().len(), 31);
+    }
+}
+
+#[test]
 fn an_evicted_key_never_comes_back_fresh() {
     let limiter = with_room([keyed(limit("k", "5/h", 5), Source::Header("x-k".into()))], 50);
     let exhausted = FakeRequest::get("/").with_header("x-k", "exhausted");
